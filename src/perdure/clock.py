@@ -1,0 +1,43 @@
+"""What time is it, and wake me at: the two questions that perdure asks a clock.
+
+Times are whole microseconds since 1970-01-01 UTC, everywhere in perdure; durations are seconds.
+`perdure.testing.FakeClock` is the other implementation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+MICROSECONDS = 1_000_000
+
+
+class Alarm(Protocol):
+    """What `wake_at` gives back; `cancel()` makes it silent."""
+
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    """The time of the outside world."""
+
+    def now(self) -> int:
+        """Microseconds since the epoch."""
+        ...
+
+    def wake_at(self, at: int, callback: Callable[[], None]) -> Alarm:
+        """Call `callback` on the running event loop once `now() >= at`."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> int:
+        return time.time_ns() // 1_000
+
+    def wake_at(self, at: int, callback: Callable[[], None]) -> Alarm:
+        delay = max(0.0, (at - self.now()) / MICROSECONDS)
+        return asyncio.get_running_loop().call_later(delay, callback)

@@ -1,0 +1,245 @@
+"""Every error that perdure raises, on one tree, sorted by whose fault it is.
+
+    PerdureError
+    ├── UserCodeError            the program that uses perdure has to change
+    │   ├── DeclarationError         a workflow or step that cannot be declared like this
+    │   ├── UsageError               a call in a place where it cannot work
+    │   │   └── NotDurableError          an effect outside a run
+    │   ├── EncodeError              a value that cannot be recorded exactly, with its path
+    │   ├── DecodeError              a recorded value that does not fit the type hint
+    │   └── GuardError               workflow code reached for the outside world
+    ├── RunError                 about one run
+    │   ├── UnknownNameError         no such run, workflow, version or message name (lists near names)
+    │   ├── RunConflictError         the id is taken by another workflow or input
+    │   ├── RunBlockedError          the run is parked; says why and what unblocks it
+    │   ├── RunFailedError           the workflow raised
+    │   ├── RunCancelledError        the run was cancelled
+    │   ├── RunFinishedError         the run ended; nothing can be sent to it
+    │   └── StepError                a step failed with an exception that is not rebuilt by class
+    │       └── StepTimeoutError         an attempt took longer than its timeout
+    ├── HistoryError             what was recorded and what happens now do not agree
+    │   ├── DivergedError            the code asks for something else than the history has
+    │   ├── HistoryMovedError        another worker appended first
+    │   ├── FencedError              this worker lost the run (a newer epoch exists)
+    │   └── HistoryCorruptError      the stored history is damaged
+    ├── StoreError               the database
+    │   ├── StoreBusyError           locked for longer than the busy limit
+    │   ├── StoreFullError           no space left
+    │   ├── StoreReadOnlyError       cannot be written
+    │   ├── StoreFormatError         not a perdure store, or newer than this perdure
+    │   ├── StoreUnsupportedError    this place cannot hold a store (no working file locks, Windows)
+    │   └── ForkedError              a handle that was opened before fork() and used after it
+    ├── Verdict                  what a step says about its own failure (raised by user code, on purpose)
+    │   ├── Final                    do not try again
+    │   ├── Retryable                try again, perhaps after a given time
+    │   └── NeedsPerson              nobody but a person can say how to go on
+    └── PerdureBug               perdure itself is wrong; please report it
+
+Errors carry their data as attributes and survive `pickle` and `copy`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+
+class PerdureError(Exception):
+    """The root of all errors that perdure raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.args, self.__dict__.copy()))
+
+
+def _rebuild(cls: type[PerdureError], args: tuple[Any, ...], attributes: dict[str, Any]) -> PerdureError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
+
+
+# ── whose fault: the program that uses perdure ──────────────────────────────────────────────
+
+
+class UserCodeError(PerdureError):
+    """The program that uses perdure has to change."""
+
+
+class DeclarationError(UserCodeError):
+    """A workflow, step or option that cannot be declared like this. The message names the fix."""
+
+
+class UsageError(UserCodeError):
+    """A call in a place, or in an order, in which it cannot work. The message names the call to use instead."""
+
+
+class NotDurableError(UsageError):
+    """An effect was called outside a run, where nothing could account for it."""
+
+
+class EncodeError(UserCodeError):
+    """A value that cannot be recorded so that it comes back equal. Nothing was written.
+
+    `path` says where in the value (`$.items[2].lock`), `what` what was found there, `hint` what to do.
+    """
+
+    def __init__(self, path: str, what: str, hint: str = "") -> None:
+        super().__init__(f"{path}: {what}" + (f". {hint}" if hint else ""))
+        self.path, self.what, self.hint = path, what, hint
+
+
+class DecodeError(UserCodeError):
+    """A recorded value that does not fit the type hint under which it is read."""
+
+    def __init__(self, path: str, what: str, hint: str = "") -> None:
+        super().__init__(f"{path}: {what}" + (f". {hint}" if hint else ""))
+        self.path, self.what, self.hint = path, what, hint
+
+
+class GuardError(UserCodeError):
+    """Workflow code reached for the outside world (clock, randomness, files, sockets, threads)."""
+
+
+# ── about one run ───────────────────────────────────────────────────────────────────────────
+
+
+class RunError(PerdureError):
+    """Something about one run."""
+
+
+class UnknownNameError(RunError):
+    """No such run, workflow, version or message name. `near` lists names that are close."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str] = ()) -> None:
+        known = sorted(set(known))
+        self.kind, self.name = kind, name
+        self.near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or known[:5]
+        tail = f"; near: {', '.join(self.near)}" if self.near else ""
+        super().__init__(f"there is no {kind} {name!r}{tail}")
+
+
+class RunConflictError(RunError):
+    """The run id is in use by another workflow or with another input. The first run is unharmed."""
+
+
+class RunBlockedError(RunError):
+    """The run is parked until somebody acts. `reason` is one of the documented reasons, `hint` says what unblocks it."""
+
+    def __init__(self, run_id: str, reason: str, hint: str) -> None:
+        super().__init__(f"run {run_id} is blocked ({reason}): {hint}")
+        self.run_id, self.reason, self.hint = run_id, reason, hint
+
+
+class RunFailedError(RunError):
+    """The workflow raised an exception that is not rebuilt by class. `__cause__` is what it raised."""
+
+
+class RunCancelledError(RunError):
+    """The run was cancelled."""
+
+
+class RunFinishedError(RunError):
+    """The run has ended: it takes no messages, no cancel, no decision."""
+
+
+class StepError(RunError):
+    """A step failed with an exception whose class is neither a builtin, ours, nor declared with `raises=`.
+
+    `type_name` is the class's name as it was, `attributes` what of it could be recorded.
+    """
+
+    def __init__(self, message: str, type_name: str = "", attributes: dict[str, Any] | None = None) -> None:
+        super().__init__(f"{type_name}: {message}" if type_name else message)
+        self.message, self.type_name, self.attributes = message, type_name, attributes or {}
+
+
+class StepTimeoutError(StepError, TimeoutError):
+    """An attempt of a step took longer than its `timeout`, or was silent for longer than its `heartbeat_timeout`."""
+
+
+# ── what was recorded and what happens now do not agree ─────────────────────────────────────
+
+
+class HistoryError(PerdureError):
+    """The history and what happens now do not agree."""
+
+
+class DivergedError(HistoryError):
+    """The code asks for something else than the history has; the message shows the first difference, both sides."""
+
+
+class HistoryMovedError(HistoryError):
+    """Another append came first: load and advance again, never retry with a new length."""
+
+
+class FencedError(HistoryError):
+    """This worker lost the run: a newer epoch exists. Nothing was appended."""
+
+
+class HistoryCorruptError(HistoryError):
+    """The stored history is damaged: a gap, a missing blob, a digest that does not match."""
+
+
+# ── the database ────────────────────────────────────────────────────────────────────────────
+
+
+class StoreError(PerdureError):
+    """The database could not do what it was asked. The run goes on when the cause is gone."""
+
+
+class StoreBusyError(StoreError):
+    """The database was locked for longer than the busy limit."""
+
+
+class StoreFullError(StoreError):
+    """The database cannot grow: the disk, or its page limit, is full. Nothing was lost or half-done."""
+
+
+class StoreReadOnlyError(StoreError):
+    """The database cannot be written."""
+
+
+class StoreFormatError(StoreError):
+    """The file is not a perdure store, or it was written by a newer perdure."""
+
+
+class StoreUnsupportedError(StoreError):
+    """This place cannot hold a store: its file locks do not hold (network file systems, Windows)."""
+
+
+class ForkedError(StoreError):
+    """A handle that was opened before fork() was used after it, in the child."""
+
+
+# ── what a step says about its own failure ──────────────────────────────────────────────────
+
+
+class Verdict(PerdureError):
+    """A step's own word on its failure; it outranks every classification."""
+
+
+class Final(Verdict):
+    """Raised in a step: this will not get better by trying again."""
+
+
+class Retryable(Verdict):
+    """Raised in a step: try again, after `after` (timedelta or seconds) if given.
+
+    >>> raise Retryable("the queue is full", after=30)
+    Traceback (most recent call last):
+    perdure.errors.Retryable: the queue is full
+    """
+
+    def __init__(self, message: str = "", *, after: timedelta | float | None = None) -> None:
+        super().__init__(message)
+        self.after_seconds = after.total_seconds() if isinstance(after, timedelta) else after
+
+
+class NeedsPerson(Verdict):
+    """Raised in a step: only a person can say how to go on. The run is parked as `needs_person`."""
+
+
+class PerdureBug(PerdureError):
+    """perdure itself is wrong. Please report it, with the message."""

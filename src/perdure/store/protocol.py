@@ -1,0 +1,389 @@
+"""What perdure asks of a store, whichever database stands behind it.
+
+A store keeps runs, their events, their mailboxes, their blobs and the workers that own them. Every method is one
+transaction, blocks until it is durable or has failed, and may be called from any thread. No method interprets an
+event: what is in a history is decided by `perdure.engine`, what it looks like by `perdure.history`.
+
+Words. `rid`: the store's own number of a run; never used again, so that a run id used a second time gets nothing of
+the old run. `length`: how many events a run has; their positions `seq` are dense from 0. `epoch`: the fencing number
+of a run; it grows whenever the run gets another owner, and every append names the epoch it was made under. `due_at`:
+when a run that nobody owns wants a worker (None: only when mail comes).
+Times are microseconds since the epoch, UTC. Digests are 32 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+
+class Status(StrEnum):
+    """Where a run stands. The last three are final."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    WAITING = "waiting"
+    BLOCKED = "blocked"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self in FINAL
+
+
+FINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+
+
+class Wakes(StrEnum):
+    """What kind of mail makes an unowned run due: any, only control (cancel, pause, resume, unblock), or none."""
+
+    MAIL = "mail"
+    CONTROL = "control"
+    NOTHING = "nothing"
+
+
+class Row(NamedTuple):
+    """One event as stored. `input` and `output` are payloads kept outside the envelope, which holds their digests:
+    None where there is no such payload or where it is a blob."""
+
+    seq: int
+    at: int
+    kind: str
+    envelope: bytes
+    input: bytes | None
+    output: bytes | None
+    hash: bytes
+
+
+Blob = tuple[bytes, bytes]
+"""(digest, data). Blobs belong to one run; the same digest again is not an error and not stored twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A run to be created with its first events. If `owner` is given it is claimed for that worker at once (epoch 1);
+    otherwise it is due at `due_at`."""
+
+    id: bytes
+    run_id: str
+    workflow: str
+    version: int
+    input_digest: bytes
+    created_at: int
+    rows: tuple[Row, ...]
+    blobs: tuple[Blob, ...] = ()
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    parent_run_id: str | None = None
+    owner: str | None = None
+    due_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Tell `watcher_rid` when run `run_id` ends, by a `child` letter whose key is `key`; at once if it has ended."""
+
+    run_id: str
+    watcher_rid: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an append changes in the run's index row. None leaves a field as it is.
+
+    `release` gives the run up: nobody owns it, it is due at `due_at`, and at once if mail that wakes it is there.
+    `ending` is the letter that watchers of the run get (its outcome); given exactly when `status` is final.
+    """
+
+    status: Status | None = None
+    reason: str | None = None
+    hint: str | None = None
+    waiting: bytes | None = None
+    state: bytes | None = None
+    chapter_seq: int | None = None
+    release: bool = False
+    due_at: int | None = None
+    wakes: Wakes = Wakes.MAIL
+    ending: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Add rows to a run's history: all or nothing, if the run still has `expected_length` events and `epoch`.
+
+    Sent again under the same `id` (after a commit whose outcome is unknown) it is applied once and answers the same.
+    `taken` are ids of letters that entered the history with it. `new_runs` and `watches` belong to the same
+    transaction; if a new run's id exists already the whole append is refused with `Exists`.
+    """
+
+    id: bytes
+    rid: int
+    epoch: int
+    expected_length: int
+    rows: tuple[Row, ...] = ()
+    blobs: tuple[Blob, ...] = ()
+    change: Change | None = None
+    taken: tuple[int, ...] = ()
+    new_runs: tuple[NewRun, ...] = ()
+    watches: tuple[Watch, ...] = ()
+    letters: tuple[Letter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """Something sent to a run by whoever does not own it. `kind` is `message`, `child` or a control kind.
+
+    Sent again under the same `id` while the run lives, it is delivered once. Refused with `Ended` after the run's end.
+    """
+
+    id: bytes
+    run_id: str
+    kind: str
+    key: str
+    body: bytes
+    sent_at: int
+
+    @property
+    def is_control(self) -> bool:
+        return self.kind in CONTROL_KINDS
+
+
+CONTROL_KINDS = frozenset({"cancel", "pause", "resume", "unblock"})
+
+Write = NewRun | Append | Letter
+
+
+class Done(NamedTuple):
+    """The write is durable. `rid` of the run it went to; `length` the run's length afterwards (appends and new runs)."""
+
+    rid: int
+    length: int = 0
+
+
+class Exists(NamedTuple):
+    """A new run's id is taken; `run` is who has it."""
+
+    run: RunInfo
+
+
+class Moved(NamedTuple):
+    """The run has another length than expected: somebody appended first, or this is a bug."""
+
+    length: int
+
+
+class Fenced(NamedTuple):
+    """The run has a newer epoch: its owner is another worker now (or nobody)."""
+
+    epoch: int
+
+
+class Ended(NamedTuple):
+    """The run has ended and takes nothing any more."""
+
+    status: Status
+
+
+class Missing(NamedTuple):
+    """There is no such run."""
+
+
+Outcome = Done | Exists | Moved | Fenced | Ended | Missing
+
+
+class RunInfo(NamedTuple):
+    """A run's index row."""
+
+    rid: int
+    run_id: str
+    workflow: str
+    version: int
+    status: Status
+    reason: str | None
+    hint: str | None
+    owner: str | None
+    epoch: int
+    input_digest: bytes
+    created_at: int
+    updated_at: int
+    due_at: int | None
+    parent_run_id: str | None
+    tags: Mapping[str, str]
+    chapter_seq: int
+    waiting: bytes | None
+    state: bytes | None
+
+
+class Claim(NamedTuple):
+    """A run that this worker owns from now on. `lost_owner`, `lost_how` (`proof` or `suspicion`): who had it before,
+    when it was taken over. `deaths`: how often its owner died without its making progress; `lone`: how many of those
+    deaths it died alone (see `take_over`)."""
+
+    info: RunInfo
+    lost_owner: str | None
+    lost_how: str | None
+    deaths: int
+    lone: int
+
+
+class Stored(NamedTuple):
+    """What `load` gives: the index row, the length, the hash of the last event, and the rows asked for."""
+
+    info: RunInfo
+    length: int
+    head: bytes
+    rows: Sequence[Row]
+
+
+class Mail(NamedTuple):
+    """A letter as it lies in the store, oldest first by `mail_id`."""
+
+    mail_id: int
+    rid: int
+    kind: str
+    key: str
+    body: bytes
+    sent_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which runs `runs()` lists, newest first. Every field narrows; `before_rid` pages on."""
+
+    workflow: str | None = None
+    status: frozenset[Status] | None = None
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    created_from: int | None = None
+    created_until: int | None = None
+    parent_run_id: str | None = None
+    before_rid: int | None = None
+    limit: int = 100
+
+
+class WorkerInfo(NamedTuple):
+    """A worker's row. `lease_until` by the store's clock."""
+
+    worker: str
+    host: str
+    pid: int
+    started_at: int
+    lease_until: int
+    workflows: tuple[str, ...]
+
+
+class Store(Protocol):
+    """A durable store. `StoreConformance` in `perdure.testing` is the suite that every implementation passes."""
+
+    @property
+    def url(self) -> str: ...
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────
+    def commit(self, writes: Sequence[Write]) -> list[Outcome]:
+        """Commit many writes of many runs in one durable transaction; each decides for itself.
+
+        A write that is refused (Exists, Moved, Fenced, Ended, Missing) leaves no trace and harms no other. When the
+        transaction as a whole fails, each write is tried alone; what then fails raises a StoreError for all whose
+        outcome is unknown, and none of them may be assumed undone: send the same writes again.
+        """
+        ...
+
+    def is_free(self) -> bool:
+        """Whether a commit could begin at once, without queueing behind another thread or process."""
+        ...
+
+    # ── workers ──────────────────────────────────────────────────────────────────────────────
+    def enter(self, worker: str, *, lease_seconds: float, workflows: Sequence[str]) -> None:
+        """Register this process's worker, with a proof of life that the operating system drops when it dies."""
+        ...
+
+    def renew(self, worker: str, *, lease_seconds: float) -> bool:
+        """Extend the lease. False: the worker was declared dead; it owns nothing any more and has to `enter` anew."""
+        ...
+
+    def leave(self, worker: str) -> None:
+        """Give up: every run that the worker still owns is free and due at once; the worker's row is gone."""
+        ...
+
+    def workers(self) -> list[WorkerInfo]: ...
+
+    def lost(self, me: str) -> list[tuple[str, bool]]:
+        """Workers other than `me` that are dead by proof (True: their lock is dropped) or by suspicion (False: their
+        lease has run out). Cheap enough to be asked every few milliseconds."""
+        ...
+
+    def take_over(self, dead: str, *, proven: bool, retry_after: Sequence[float]) -> int:
+        """Free all runs of a lost worker: owner none, epoch + 1, due at once; returns how many.
+
+        Counts deaths, in the same transaction, if `proven`: a *candidate* is a run of the dead worker that is
+        `running` and to whose history nothing but starts and takeovers (kinds in QUIET_KINDS) was added since it was
+        claimed. A candidate's `deaths` grows by one, and so does its `lone` if it is the only candidate; it is due
+        after `retry_after[min(deaths, len) - 1]` seconds. Other runs' `deaths` and `lone` go to 0. When `lone`
+        reaches `len(retry_after)` the run is blocked as `crash_loop` instead of being freed for the next try.
+        """
+        ...
+
+    def claim(
+        self, worker: str, *, now: int, limit: int, known: frozenset[tuple[str, int]], only: frozenset[str] | None = None
+    ) -> list[Claim]:
+        """Take up to `limit` due, unowned runs whose (workflow, version) is `known` (and whose id is in `only`), oldest
+        due first: owner = worker, epoch + 1, claimed length noted. Status `queued` becomes `running`.
+
+        Runs with deaths >= 2 are taken one at a time: at most one such run may be owned by a worker."""
+        ...
+
+    def next_due(self, *, known: frozenset[tuple[str, int]]) -> int | None:
+        """The earliest `due_at` of an unowned run that `claim` could take, or None."""
+        ...
+
+    # ── reading (never blocked by a writer, never blocking one) ──────────────────────────────
+    def changed(self) -> bool:
+        """Whether anybody else (another process, another handle) committed since the last call. A cheap probe."""
+        ...
+
+    def find(self, run_id: str) -> RunInfo | None:
+        """The newest run with this id."""
+        ...
+
+    def load(self, rid: int, *, from_seq: int | None = None) -> Stored:
+        """The run's rows from `from_seq` on (default: its current chapter's first). HistoryCorruptError if not dense."""
+        ...
+
+    def last_row(self, rid: int) -> Row: ...
+
+    def blob(self, rid: int, digest: bytes) -> bytes:
+        """HistoryCorruptError if it is not there."""
+        ...
+
+    def mail(self, rids: Sequence[int] | None = None, *, owner: str | None = None) -> list[Mail]:
+        """Letters not yet taken: of these runs, or of all runs that `owner` owns, oldest first."""
+        ...
+
+    def runs(self, which: Filter) -> list[RunInfo]: ...
+
+    # ── care ─────────────────────────────────────────────────────────────────────────────────
+    def prune(self, *, ended_before: int, limit: int) -> int:
+        """Delete up to `limit` finished runs with their events, blobs and mail, each run whole; what stays is one line
+        per run: run id, rid, length, chain head, times. A finished child whose parent still runs is kept."""
+        ...
+
+    def heads(self) -> Iterator[tuple[str, int, int, bytes]]:
+        """(run_id, rid, length, head) of every run ever, pruned ones included."""
+        ...
+
+    def backup(self, target: str, progress: Callable[[int, int], None] | None = None) -> None:
+        """Copy the store while it is in use; the copy is consistent."""
+        ...
+
+    def stats(self) -> Mapping[str, int | str]:
+        """Counts (runs by status, events, blobs, letters, workers), bytes, schema version."""
+        ...
+
+    def close(self) -> None: ...
+
+
+QUIET_KINDS = frozenset({"step.started", "run.taken_over"})
+"""Kinds of events that are no progress."""
