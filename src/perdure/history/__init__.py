@@ -1,0 +1,1 @@
+"""What stands in a run's history, and how it is chained. Pure."""

@@ -1,0 +1,16 @@
+"""How a history is made tamper-evident: every event's hash covers the hash before it.
+
+hash(i) = SHA-256 of hash(i - 1), the position and time as 8-byte big-endian numbers, and the envelope; the hash before
+the first event is 32 zero bytes. Payloads are covered through their digests in the envelope.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+GENESIS = bytes(32)
+
+
+def link(previous: bytes, seq: int, at: int, envelope: bytes) -> bytes:
+    """The hash of the event at position `seq`."""
+    return sha256(b"%b%b%b%b" % (previous, seq.to_bytes(8, "big"), at.to_bytes(8, "big"), envelope)).digest()

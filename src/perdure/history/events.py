@@ -1,0 +1,282 @@
+"""What can stand in a run's history: one frozen class per kind of event.
+
+An event is an envelope: small, readable JSON, hashed into the run's chain. Payloads (arguments, results, messages,
+exceptions) are kept beside it, at most two per event, and enter the envelope by their digest alone: so a payload can
+be erased later and the chain still holds. `input` and `output` are those digests.
+
+A call is named by `task` (the path of the task that made it: "0" is the workflow itself, "0.2" its second child task)
+and `n` (the how-many-eth call of that task). `name` and `use` (the n-th use of that name in that task) make it
+readable: `0.2/search#3`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, tag_field="event"):
+    """The base of all events."""
+
+    is_outcome: ClassVar[bool] = False
+    """Whether it is delivered to the workflow's code, in the order of the history."""
+
+
+class Keyed(Event, frozen=True, omit_defaults=True, gc=False, tag_field="event"):
+    """An event about one durable call."""
+
+    task: str
+    n: int
+    name: str
+    use: int = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.task, self.n)
+
+    @property
+    def label(self) -> str:
+        return f"{self.task}/{self.name}#{self.use}"
+
+
+# ── a run's beginning, chapters and end ─────────────────────────────────────────────────────
+
+
+class RunStarted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.started"):
+    """The first event. `input` are the workflow's arguments; `seed` feeds its randomness."""
+
+    workflow: str
+    version: int
+    seed: int
+    manifest: dict[str, Any]
+    input: bytes
+    parent: str | None = None
+
+
+class ChapterStarted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.continued"):
+    """continue_as_new: the code starts afresh with new arguments. `output` are the messages that were not taken."""
+
+    number: int
+    seed: int
+    manifest: dict[str, Any]
+    input: bytes
+    output: bytes
+
+
+class RunCompleted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.completed"):
+    output: bytes
+
+
+class RunFailed(Event, frozen=True, omit_defaults=True, gc=False, tag="run.failed"):
+    output: bytes
+
+
+class RunCancelled(Event, frozen=True, omit_defaults=True, gc=False, tag="run.cancelled"):
+    forced: bool = False
+
+
+# ── steps ───────────────────────────────────────────────────────────────────────────────────
+
+
+class StepStarted(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.started"):
+    """Rides along with another commit while the step is under way, or goes first if the run is a suspect."""
+
+    input: bytes | None = None
+    attempt: int = 1
+
+
+class StepCompleted(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.completed"):
+    """`input` is None if a StepStarted has it."""
+
+    is_outcome: ClassVar[bool] = True
+    output: bytes = b""
+    input: bytes | None = None
+    attempt: int = 1
+    started_at: int = 0
+
+
+class StepFailed(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.failed"):
+    """No further attempt. `output` is the exception."""
+
+    is_outcome: ClassVar[bool] = True
+    output: bytes = b""
+    input: bytes | None = None
+    attempt: int = 1
+    started_at: int = 0
+
+
+class AttemptFailed(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.attempt_failed"):
+    """An attempt failed and another one follows at `retry_at`. `first_at`: when the first attempt began."""
+
+    output: bytes = b""
+    input: bytes | None = None
+    attempt: int = 1
+    started_at: int = 0
+    retry_at: int = 0
+    first_at: int = 0
+
+
+class Heartbeat(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.heartbeat"):
+    """A step reported how far it is; the next attempt can read `output`."""
+
+    output: bytes = b""
+    attempt: int = 1
+
+
+class CallCancelled(Keyed, frozen=True, omit_defaults=True, gc=False, tag="call.cancelled"):
+    """The code cancelled a call under way; what comes of it is recorded and not delivered."""
+
+
+# ── children ────────────────────────────────────────────────────────────────────────────────
+
+
+class ChildStarted(Keyed, frozen=True, omit_defaults=True, gc=False, tag="child.started"):
+    run_id: str = ""
+    version: int = 0
+    input: bytes | None = None
+    on_cancel: str = "wait"
+    attached: bool = False
+
+
+class ChildEnded(Keyed, frozen=True, omit_defaults=True, gc=False, tag="child.ended"):
+    """`output` is the child's result if `status` is completed, else the exception."""
+
+    is_outcome: ClassVar[bool] = True
+    run_id: str = ""
+    status: str = ""
+    output: bytes = b""
+
+
+# ── foreign code ────────────────────────────────────────────────────────────────────────────
+
+
+class SectionStarted(Keyed, frozen=True, omit_defaults=True, gc=False, tag="section.started"):
+    input: bytes | None = None
+
+
+class SectionCall(Keyed, frozen=True, omit_defaults=True, gc=False, tag="section.call"):
+    """A call made by foreign code: `lane` (thread or task), `kind`, `what` (its name), digest of the request, n-th."""
+
+    lane: str = ""
+    kind: str = ""
+    what: str = ""
+    request: bytes = b""
+    nth: int = 0
+    failed: bool = False
+    output: bytes = b""
+    input: bytes | None = None
+    attempt: int = 1
+    started_at: int = 0
+
+
+class SectionEnded(Keyed, frozen=True, omit_defaults=True, gc=False, tag="section.ended"):
+    """`unused`: recorded calls that the last execution of the section did not ask for."""
+
+    is_outcome: ClassVar[bool] = True
+    failed: bool = False
+    output: bytes = b""
+    unused: tuple[str, ...] = ()
+
+
+# ── what comes from outside ─────────────────────────────────────────────────────────────────
+
+
+class TimePassed(Event, frozen=True, omit_defaults=True, gc=False, tag="time.passed"):
+    """A timer is due and nothing else came."""
+
+    is_outcome: ClassVar[bool] = True
+
+
+class MessageArrived(Event, frozen=True, omit_defaults=True, gc=False, tag="message.arrived"):
+    is_outcome: ClassVar[bool] = True
+    name: str
+    output: bytes
+    sent_at: int = 0
+
+
+class CancelRequested(Event, frozen=True, omit_defaults=True, gc=False, tag="run.cancel_requested"):
+    is_outcome: ClassVar[bool] = True
+    reason: str = ""
+
+
+class RunPaused(Event, frozen=True, omit_defaults=True, gc=False, tag="run.paused"):
+    by: str = ""
+
+
+class RunResumed(Event, frozen=True, omit_defaults=True, gc=False, tag="run.resumed"):
+    by: str = ""
+
+
+# ── what perdure notes about the run ────────────────────────────────────────────────────────
+
+
+class Patched(Event, frozen=True, omit_defaults=True, gc=False, tag="run.patched"):
+    patch: str
+    answer: bool
+
+
+class TakenOver(Event, frozen=True, omit_defaults=True, gc=False, tag="run.taken_over"):
+    """Another worker goes on. `how`: `proof` (the old worker's lock is dropped) or `suspicion` (its lease ran out)."""
+
+    previous: str
+    how: str
+    epoch: int
+
+
+class RunBlocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.blocked"):
+    reason: str
+    hint: str
+
+
+class RunUnblocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.unblocked"):
+    """A person decided. `choice`: retry, value or fail; with a value or failure for the call `task`, `n`."""
+
+    choice: str
+    by: str = ""
+    task: str | None = None
+    n: int = 0
+    output: bytes | None = None
+
+
+ENDINGS = (RunCompleted, RunFailed, RunCancelled)
+
+AnyEvent = (
+    RunStarted
+    | ChapterStarted
+    | RunCompleted
+    | RunFailed
+    | RunCancelled
+    | StepStarted
+    | StepCompleted
+    | StepFailed
+    | AttemptFailed
+    | Heartbeat
+    | CallCancelled
+    | ChildStarted
+    | ChildEnded
+    | SectionStarted
+    | SectionCall
+    | SectionEnded
+    | TimePassed
+    | MessageArrived
+    | CancelRequested
+    | RunPaused
+    | RunResumed
+    | Patched
+    | TakenOver
+    | RunBlocked
+    | RunUnblocked
+)
+
+encode = msgspec.json.Encoder().encode
+decode = msgspec.json.Decoder(AnyEvent).decode
+
+
+def kind(event: Event) -> str:
+    """The event's kind as it stands in histories and tables (`step.completed`).
+
+    >>> kind(TimePassed())
+    'time.passed'
+    """
+    return str(event.__struct_config__.tag)

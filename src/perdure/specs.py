@@ -1,0 +1,146 @@
+"""What the author declared: workflows, steps, retries. Frozen values that validate themselves.
+
+Durations are given as `timedelta` or as seconds and kept as seconds (`..._seconds`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal
+
+from perdure.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from perdure.codec import ArgumentsCodec, ValueCodec
+
+
+DEFAULT_ATTEMPTS = 3
+DEFAULT_TIMEOUT_SECONDS = 300.0
+DEFAULT_FIRST_DELAY_SECONDS = 1.0
+DEFAULT_FACTOR = 2.0
+DEFAULT_MAX_DELAY_SECONDS = 60.0
+DEFAULT_JITTER = 0.1
+
+
+def seconds(duration: timedelta | float, *, what: str) -> float:
+    """A duration in seconds. DeclarationError if it is negative, not finite, or no duration at all.
+
+    >>> seconds(timedelta(minutes=2), what="timeout")
+    120.0
+    """
+    if isinstance(duration, timedelta):
+        value = duration.total_seconds()
+    elif isinstance(duration, bool) or not isinstance(duration, (int, float)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DeclarationError(f"{what}={duration!r} is no duration: give a timedelta, or seconds as a number")
+    else:
+        value = float(duration)
+    if not math.isfinite(value) or value < 0:
+        raise DeclarationError(f"{what}={duration!r}: a duration is a finite number of seconds, not below 0")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often a step is tried, and how long it waits in between.
+
+    `max_attempts` counts the first one. The wait before attempt n + 1 is `first_delay * factor ** (n - 1)`, at most
+    `max_delay`, made up to `jitter` (a share of it, 0 to 1) longer or shorter; a time that the other side asked for
+    (Retry-After, `Retryable(after=)`) is a lower bound. No attempt begins later than `max_elapsed` after the first one
+    began; an attempt under way is not cut short by it. There is no wait after the last attempt.
+    `on` decides about exceptions that nothing else decides: return False to make one final.
+
+    >>> Retry(max_attempts=5, first_delay=0.5)
+    Retry(max_attempts=5, first_delay=0.5, factor=2.0, max_delay=60.0, jitter=0.1, max_elapsed=None, on=None)
+
+    Raises DeclarationError when the values cannot be meant together.
+    """
+
+    max_attempts: int = DEFAULT_ATTEMPTS
+    first_delay: timedelta | float = DEFAULT_FIRST_DELAY_SECONDS
+    factor: float = DEFAULT_FACTOR
+    max_delay: timedelta | float = DEFAULT_MAX_DELAY_SECONDS
+    jitter: float = DEFAULT_JITTER
+    max_elapsed: timedelta | float | None = None
+    on: Callable[[BaseException], bool] | None = None
+
+    def __post_init__(self) -> None:
+        first, longest = self.first_delay_seconds, self.max_delay_seconds
+        if isinstance(self.max_attempts, bool) or self.max_attempts < 1:
+            raise DeclarationError(
+                f"Retry(max_attempts={self.max_attempts!r}): the first attempt counts, so it is at least 1"
+            )
+        if self.factor < 1:
+            raise DeclarationError(f"Retry(factor={self.factor!r}): waits cannot shrink; give 1 or more")
+        if not 0 <= self.jitter <= 1:
+            raise DeclarationError(f"Retry(jitter={self.jitter!r}): a share of the wait, between 0 and 1")
+        if first > longest:
+            raise DeclarationError(f"Retry(first_delay={first}, max_delay={longest}): the first wait exceeds the longest")
+
+    @property
+    def first_delay_seconds(self) -> float:
+        return seconds(self.first_delay, what="Retry(first_delay=)")
+
+    @property
+    def max_delay_seconds(self) -> float:
+        return seconds(self.max_delay, what="Retry(max_delay=)")
+
+    @property
+    def max_elapsed_seconds(self) -> float | None:
+        return None if self.max_elapsed is None else seconds(self.max_elapsed, what="Retry(max_elapsed=)")
+
+
+class Drift(StrEnum):
+    """What to do when a step's recorded arguments differ from those the code gives now, under another manifest."""
+
+    BLOCK = "block"
+    ACCEPT = "accept"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepSpec:
+    """A step as declared."""
+
+    name: str
+    function: Callable[..., Any]
+    is_async: bool
+    arguments: ArgumentsCodec
+    result: ValueCodec
+    retry: Retry = field(default_factory=Retry)
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    heartbeat_timeout_seconds: float | None = None
+    lazy: bool = False
+    record_input: bool = True
+    ignore: tuple[str, ...] = ()
+    digest_view: Callable[..., Any] | None = None
+    raises: tuple[type[BaseException], ...] = ()
+    on_input_drift: Drift = Drift.BLOCK
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkflowSpec:
+    """A workflow as declared."""
+
+    name: str
+    version: int
+    function: Callable[..., Any]
+    is_async: bool
+    arguments: ArgumentsCodec
+    result: ValueCodec
+    receives: Mapping[str, ValueCodec] | None = None
+    raises: tuple[type[BaseException], ...] = ()
+    replays: frozenset[int] = frozenset()
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.name, self.version)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} version {self.version}"
+
+
+OnCancel = Literal["wait", "abandon"]
