@@ -6,7 +6,8 @@ be erased later and the chain still holds. `input` and `output` are those digest
 
 A call is named by `task` (the path of the task that made it: "0" is the workflow itself, "0.2" its second child task)
 and `n` (the how-many-eth call of that task). `name` and `use` (the n-th use of that name in that task) make it
-readable: `0.2/search#3`.
+readable: `0.2/search#3`. `view` is the digest of what of the arguments counts, where a step declares that; `kept` is
+False where only the digest of the arguments is recorded.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class StepStarted(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.st
     """Rides along with another commit while the step is under way, or goes first if the run is a suspect."""
 
     input: bytes | None = None
+    view: bytes | None = None
+    kept: bool = True
     attempt: int = 1
 
 
@@ -92,6 +95,8 @@ class StepCompleted(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.
     is_outcome: ClassVar[bool] = True
     output: bytes = b""
     input: bytes | None = None
+    view: bytes | None = None
+    kept: bool = True
     attempt: int = 1
     started_at: int = 0
 
@@ -102,6 +107,8 @@ class StepFailed(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.fai
     is_outcome: ClassVar[bool] = True
     output: bytes = b""
     input: bytes | None = None
+    view: bytes | None = None
+    kept: bool = True
     attempt: int = 1
     started_at: int = 0
 
@@ -111,6 +118,8 @@ class AttemptFailed(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.
 
     output: bytes = b""
     input: bytes | None = None
+    view: bytes | None = None
+    kept: bool = True
     attempt: int = 1
     started_at: int = 0
     retry_at: int = 0

@@ -1,0 +1,1 @@
+"""The deterministic engine: history in, commands out. Pure."""

@@ -1,0 +1,152 @@
+"""Durable calls as the engine sees them: who asked for what, and the future that will carry the answer.
+
+A call is identified by its task's path and its ordinal in that task, taken when it first runs. Everything else that is
+kept with it (name, use, digest of the arguments) is there to notice that the code has changed, and to tell a person.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from perdure.engine.loop import LoopFuture
+from perdure.specs import StepSpec, WorkflowSpec
+
+if TYPE_CHECKING:
+    from perdure.codec import ValueCodec
+    from perdure.engine.execution import Execution
+
+Key = tuple[str, int]
+
+
+class CallFuture(LoopFuture):
+    """The future of a durable call. Cancelling it is itself something that the engine has to know."""
+
+    __slots__ = ("ask", "execution")
+    ask: Ask
+    execution: Execution
+
+    def cancel(self, msg: Any = None) -> bool:
+        if not super().cancel(msg):
+            return False
+        self.execution.call_was_cancelled(self.ask)
+        return True
+
+
+class Ask:
+    """A durable call whose outcome is not delivered yet."""
+
+    __slots__ = ("future", "key", "name", "use")
+    kind = "call"
+
+    def __init__(self, key: Key, name: str, use: int, future: CallFuture) -> None:
+        self.key, self.name, self.use, self.future = key, name, use, future
+        future.ask = self
+
+    @property
+    def label(self) -> str:
+        return f"{self.key[0]}/{self.name}#{self.use}"
+
+
+class StepAsk(Ask):
+    """A step to be performed. `arguments` are the values for the body, `input` their canonical bytes."""
+
+    __slots__ = ("args", "input", "input_digest", "kwargs", "spec", "view")
+    kind = "step"
+    spec: StepSpec
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    input: bytes
+    input_digest: bytes
+    view: bytes | None
+
+
+class ChildAsk(Ask):
+    """A child run to be started and waited for."""
+
+    __slots__ = ("input", "input_digest", "on_cancel", "run_id", "spec")
+    kind = "child"
+    spec: WorkflowSpec
+    input: bytes
+    input_digest: bytes
+    run_id: str
+    on_cancel: str
+
+
+class SectionAsk(Ask):
+    """Foreign code to be hosted outside the workflow's loop, its calls answered by a journal."""
+
+    __slots__ = ("args", "function", "input_digest", "is_async", "kwargs", "result")
+    kind = "section"
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    is_async: bool
+    input_digest: bytes
+    result: ValueCodec
+
+
+class SleepAsk(Ask):
+    """A durable timer."""
+
+    __slots__ = ("deadline", "handle", "length")
+    kind = "sleep"
+    length: int
+    deadline: int
+    handle: Any
+
+
+class ReceiveAsk(Ask):
+    """Code that waits for a message."""
+
+    __slots__ = ("message",)
+    kind = "receive"
+    message: str
+
+
+class Cancelled(NamedTuple):
+    """A command: the code cancelled this call, which is under way."""
+
+    ask: Ask
+
+
+Command = StepAsk | ChildAsk | SectionAsk | Cancelled
+
+
+class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One entry of a parked run's waiting set: written before the run leaves memory, claimed again on rebuild.
+    `length` and `deadline` in microseconds."""
+
+    task: str
+    n: int
+    kind: str
+    name: str
+    length: int = 0
+    deadline: int = 0
+
+
+class WaitingSet(msgspec.Struct, frozen=True):
+    """What a parked run waits for. Counts only for a history of exactly `history_length` events."""
+
+    history_length: int
+    entries: tuple[Waiting, ...]
+
+
+class Recorded(NamedTuple):
+    """What the history says about a call that the code has not made again yet."""
+
+    name: str
+    kind: str
+    digest: bytes | None
+
+
+class Attempts(NamedTuple):
+    """What the history says about attempts at a step that has no outcome yet."""
+
+    failed: int = 0
+    retry_at: int = 0
+    first_at: int = 0
+    details: bytes | None = None
+    error: bytes | None = None

@@ -1,0 +1,768 @@
+"""One run being executed: history in, commands out.
+
+`Execution` holds the workflow's loop. It is given outcomes one at a time (`deliver`), in the order of the history, and
+lets the code run dry after each. What the code asks for collects in `commands`; what has to be noted in the history
+collects in `notes`. Replaying a history and going on live are the same thing: deliver, run dry, look at what is asked.
+
+Nothing here performs, waits, reads a clock or writes. A difference between code and history never passes through the
+code as an exception: the code is simply not resumed any more, and `failure` says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import datetime as dt
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perdure.codec import ValueCodec, digest, dump_exception, load_exception, without
+from perdure.engine import where
+from perdure.engine.calls import (
+    Ask,
+    Attempts,
+    CallFuture,
+    Cancelled,
+    ChildAsk,
+    Command,
+    Key,
+    ReceiveAsk,
+    Recorded,
+    SectionAsk,
+    SleepAsk,
+    StepAsk,
+    Waiting,
+    WaitingSet,
+)
+from perdure.engine.loop import DeterministicLoop, LoopTask, StuckTurn
+from perdure.errors import (
+    DecodeError,
+    DivergedError,
+    FencedError,
+    GuardError,
+    PerdureError,
+    StepError,
+    UnknownNameError,
+    UsageError,
+)
+from perdure.history import events as e
+from perdure.specs import Drift, StepSpec, WorkflowSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MICROSECONDS = 1_000_000
+INPUT_COMPARED_ON_REPLAY_BYTES_MAX = 16 * 1024
+NO_ARGUMENTS = b"{}"
+SECONDS_MAX = 100 * 366 * 86_400
+
+
+class Blocked(msgspec.Struct, frozen=True):
+    """Why the run cannot go on by itself: one of the documented reasons, and what unblocks it."""
+
+    reason: str
+    hint: str
+
+
+class ContinueAsNew(BaseException):
+    """Ends a chapter: the workflow begins anew with other arguments. Not an Exception: user code must not swallow it."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments, self.keywords = args, kwargs
+
+
+class Completed(msgspec.Struct, frozen=True):
+    """The workflow returned; `output` is its result, canonical."""
+
+    output: bytes
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """The workflow raised; `output` is the exception, canonical."""
+
+    output: bytes
+
+
+class WasCancelled(msgspec.Struct, frozen=True):
+    """The workflow ended by being cancelled."""
+
+
+class NextChapter(msgspec.Struct, frozen=True):
+    """The workflow asked to begin anew; `carried` are the messages it did not take."""
+
+    input: bytes
+    carried: bytes
+
+
+Ending = Completed | Failed | WasCancelled | NextChapter
+
+
+class Beginning(msgspec.Struct, frozen=True):
+    """What a chapter begins with."""
+
+    seed: int
+    input: bytes
+    at: int
+    chapter: int = 0
+    carried: tuple[tuple[str, bytes], ...] = ()
+
+
+class Known(msgspec.Struct):
+    """What a history that is about to be replayed says ahead of time."""
+
+    recorded: dict[Key, Recorded] = {}
+    attempts: dict[Key, Attempts] = {}
+    patches: dict[str, bool] = {}
+    journals: dict[Key, list[e.SectionCall]] = {}
+    children: dict[Key, e.ChildStarted] = {}
+    supplied: dict[Key, e.RunUnblocked] = {}
+
+    def note(self, event: e.Event) -> None:
+        """Take one event in."""
+        match event:
+            case e.StepCompleted() | e.StepFailed() | e.StepStarted():
+                if event.key not in self.recorded:
+                    self.recorded[event.key] = Recorded(event.name, "step", event.view or event.input)
+            case e.AttemptFailed():
+                self.recorded.setdefault(event.key, Recorded(event.name, "step", event.view or event.input))
+                self.attempts[event.key] = _failed_once_more(self.attempts.get(event.key, Attempts()), event)
+            case e.Heartbeat():
+                self.attempts[event.key] = self.attempts.get(event.key, Attempts())._replace(details=event.output)
+            case e.ChildStarted():
+                self.recorded[event.key] = Recorded(event.name, "child", event.input)
+                self.children[event.key] = event
+            case e.SectionStarted():
+                self.recorded.setdefault(event.key, Recorded(event.name, "section", event.input))
+            case e.SectionCall():
+                self.journals.setdefault(event.key, []).append(event)
+            case e.Patched():
+                self.patches[event.patch] = event.answer
+            case _:
+                pass
+
+
+def _failed_once_more(before: Attempts, event: e.AttemptFailed) -> Attempts:
+    return before._replace(failed=event.attempt, retry_at=event.retry_at, first_at=event.first_at, error=event.output)
+
+
+class Execution:
+    """A run's code, its loop, and everything it has asked for and not got yet."""
+
+    def __init__(
+        self,
+        spec: WorkflowSpec,
+        run_id: str,
+        beginning: Beginning,
+        *,
+        known: Known | None = None,
+        waiting: Iterable[Waiting] = (),
+        same_manifest: bool = True,
+        compare_all_inputs: bool = False,
+        log: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.spec = spec
+        self.run_id = run_id
+        self.beginning = beginning
+        self.known = known or Known()
+        self.expected = {(w.task, w.n): w for w in waiting}
+        self.same_manifest = same_manifest
+        self.compare_all_inputs = compare_all_inputs
+        self.log = log
+        self.loop = DeterministicLoop(complain=self._complain)
+        self.loop.execution = self
+        self.loop.foreign_callback = self._foreign_callback
+        self.now_us = beginning.at
+        self.loop.move_time(beginning.at / MICROSECONDS)
+        self.open: dict[Key, Ask] = {}
+        self.cancelled: set[Key] = set()
+        self.commands: list[Command] = []
+        self.notes: list[e.Event] = []
+        self.mailbox: dict[str, deque[bytes]] = {}
+        self.receivers: dict[str, deque[ReceiveAsk]] = {}
+        self.failure: Blocked | None = None
+        self.ending: Ending | None = None
+        self.state: bytes | None = None
+        self.is_replaying = False
+        self.is_closing = False
+        self.is_unwinding = False
+        self._root: LoopTask | None = None
+        self._loose_randoms = 0
+
+    # ── being driven ─────────────────────────────────────────────────────────────────────────
+    def begin(self) -> None:
+        """Start the workflow's code, in an empty context."""
+        for name, message in self.beginning.carried:
+            self.mailbox.setdefault(name, deque()).append(message)
+        context = contextvars.Context()
+        self._root = context.run(self._create_root, context)
+        self._settle()
+
+    def _create_root(self, context: contextvars.Context) -> LoopTask:
+        return self.loop.new_task(self._main(), context=context)
+
+    async def _main(self) -> Any:
+        args, kwargs = self.spec.arguments.loads(self.beginning.input)
+        if self.spec.is_async:
+            return await self.spec.function(*args, **kwargs)
+        return await self.ask_section(self.spec.name, self.spec.function, args, kwargs, self.spec.result, is_async=False)
+
+    def deliver(self, event: e.Event, at: int, output: bytes | None = None) -> None:
+        """Hand one event to the code and let it run dry. Events that are no outcomes only move nothing."""
+        if not event.is_outcome or self.failure is not None or self.ending is not None:
+            return
+        if at > self.now_us:
+            self.now_us = at
+            self.loop.move_time(at / MICROSECONDS)
+        match event:
+            case e.StepCompleted():
+                self._deliver_value(event, output)
+            case e.StepFailed():
+                self._deliver_failure(event, output)
+            case e.ChildEnded():
+                (self._deliver_value if event.status == "completed" else self._deliver_failure)(event, output)
+            case e.SectionEnded():
+                (self._deliver_failure if event.failed else self._deliver_value)(event, output)
+            case e.MessageArrived():
+                self._deliver_message(event.name, output or b"null")
+            case e.CancelRequested():
+                self._cancel_root(event.reason)
+            case _:
+                pass
+        self._settle()
+
+    def _deliver_value(self, event: e.Keyed, output: bytes | None) -> None:
+        ask = self._take(event)
+        if ask is None:
+            return
+        try:
+            value = _codec_of(ask).loads(output or b"null")
+        except DecodeError as error:
+            self.fail("undecodable", f"the recorded result of {ask.label} does not fit its type hint any more: {error}")
+            return
+        ask.future.set_result(value)
+
+    def _deliver_failure(self, event: e.Keyed, output: bytes | None) -> None:
+        ask = self._take(event)
+        if ask is not None:
+            ask.future.set_exception(load_exception(output or b"null", _raises_of(ask)))
+
+    def _take(self, event: e.Keyed) -> Ask | None:
+        """The call that an outcome belongs to; None if nobody is to have it."""
+        ask = self.open.pop(event.key, None)
+        if ask is not None:
+            return ask
+        if event.key not in self.cancelled:
+            self.diverge(
+                f"the history has {event.label}, which the code does not ask for here",
+                f"the code waits for {self._what_is_asked()}",
+            )
+        return None
+
+    def _deliver_message(self, name: str, message: bytes) -> None:
+        self.mailbox.setdefault(name, deque()).append(message)
+        self._wake_receiver(name)
+
+    def _cancel_root(self, reason: str) -> None:
+        if self._root is not None and not self._root.done():
+            self._root.cancel(reason or None)
+
+    def _settle(self) -> None:
+        """Run dry, then fire what is due, once; then see whether the run is over."""
+        loop = self.loop
+        try:
+            loop.run_dry()
+            for handle in loop.pop_due():
+                loop.fire(handle)
+                loop.run_dry()
+            if self._root is not None and self._root.done() and self.failure is None:
+                self._wind_up()
+        except StuckTurn:
+            self.fail(
+                "stuck_turn", "100,000 callbacks ran without one durable call: " + where.describe(loop.live_tasks())
+            )
+
+    def _wind_up(self) -> None:
+        """The workflow has returned: cancel its other tasks, as asyncio.run does; it has ended when all have."""
+        if not self.is_unwinding:
+            self.is_unwinding = True
+            for task in self.loop.live_tasks():
+                task.cancel()
+            self.loop.run_dry()
+        if self.failure is None and not self.loop.live_tasks():
+            self._end()
+
+    def _end(self) -> None:
+        root = self._root
+        if root is None:
+            return
+        for ask in list(self.open.values()):
+            self._give_up(ask)
+        if any(True for _ in self.known.recorded) or self.expected:
+            self._check_claims()
+            if self.failure is not None:
+                return
+        self.ending = self._ending_of(root)
+
+    def _give_up(self, ask: Ask) -> None:
+        """Nobody waits for this call any more: its step is cancelled and fenced."""
+        if not ask.future.done():
+            ask.future.cancel()
+
+    def _ending_of(self, root: LoopTask) -> Ending:
+        if root.cancelled():
+            return WasCancelled()
+        error = root.exception()
+        if error is None:
+            return self._completed(root.result())
+        if isinstance(error, ContinueAsNew):
+            return self._next_chapter(error)
+        return Failed(dump_exception(error, self.spec.raises))
+
+    def _completed(self, result: Any) -> Ending:
+        if not self.spec.is_async:
+            return Completed(self.spec.result.dumps(result))
+        try:
+            return Completed(self.spec.result.dumps(result))
+        except PerdureError as error:
+            error.add_note(f"the workflow {self.spec.name} returned it")
+            return Failed(dump_exception(error, ()))
+
+    def _next_chapter(self, error: ContinueAsNew) -> Ending:
+        try:
+            arguments = self.spec.arguments.dumps(error.arguments, error.keywords)
+        except (PerdureError, TypeError) as problem:
+            return Failed(dump_exception(problem, ()))
+        carried = [[name, message.decode()] for name, queue in self.mailbox.items() for message in queue]
+        return NextChapter(arguments, msgspec.json.encode(carried))
+
+    # ── replay ───────────────────────────────────────────────────────────────────────────────
+    def finish_replay(self) -> None:
+        """All recorded events are delivered: whatever is recorded must have been asked for again."""
+        self.is_replaying = False
+        if self.failure is None and self.ending is None:
+            self._check_claims()
+
+    def _check_claims(self) -> None:
+        for (task, n), recorded in self.known.recorded.items():
+            self.diverge(
+                f"the history has {recorded.kind} {recorded.name!r} as call {n} of task {task}, never asked for",
+                f"the code waits for {self._what_is_asked()}",
+            )
+            return
+        for w in self.expected.values():
+            self.diverge(
+                f"the run was parked on {_told(w)} (call {w.n} of task {w.task})",
+                f"the code waits for {self._what_is_asked()}",
+            )
+            return
+
+    def diverge(self, recorded: str, asked: str) -> None:
+        """Code and history part here. The code is not resumed any more."""
+        if self.failure is None:
+            frames = where.user_frame() or where.describe(self.loop.live_tasks())
+            self.fail(
+                "diverged",
+                f"{recorded}; {asked} ({frames}). The code changed under a running workflow: register the old "
+                "version too, or guard the change with perdure.patched().",
+            )
+
+    def fail(self, reason: str, hint: str) -> None:
+        """Stop the code for good; the run is to be parked with this reason."""
+        if self.failure is None:
+            self.failure = Blocked(reason, hint)
+        self.loop.stop_now = True
+
+    def _what_is_asked(self) -> str:
+        asked = [ask.label for ask in self.open.values()]
+        return ", ".join(asked[:5]) + (", ..." if len(asked) > 5 else "") if asked else "nothing"
+
+    # ── what the run waits for ───────────────────────────────────────────────────────────────
+    def deadline(self) -> int | None:
+        """When the earliest timer is due, in microseconds."""
+        when = self.loop.next_deadline()
+        if when is None and not self.open:
+            when = self.loop.next_deadline_of_any()
+        return None if when is None else -int(-when * MICROSECONDS // 1)
+
+    @property
+    def is_deadlocked(self) -> bool:
+        """Dry, nothing pending, and not at its end: nothing can ever wake it."""
+        return (
+            self.failure is None
+            and self.ending is None
+            and not self.open
+            and self.loop.next_deadline_of_any() is None
+            and self.loop.is_dry
+        )
+
+    def block_deadlocked(self) -> None:
+        """Park a run that nothing can wake, showing what each of its tasks waits for."""
+        tasks = self.loop.live_tasks()
+        if where.is_in_foreign_thread(tasks):
+            self.fail(
+                "deadlocked",
+                "workflow code waits for a thread (anyio.to_thread or the like): move it into a step, or host the code "
+                "in perdure.section(): " + where.describe(tasks),
+            )
+        else:
+            self.fail("deadlocked", "nothing is pending that could wake it: " + where.describe(tasks))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that is open are waits: timers, messages, children. Such a run may leave memory."""
+        return all(ask.kind not in {"step", "section"} for ask in self.open.values())
+
+    def waiting_set(self) -> tuple[Waiting, ...]:
+        """What a parked run waits for, to be claimed again when it is rebuilt."""
+        entries: list[Waiting] = []
+        for ask in self.open.values():
+            if isinstance(ask, SleepAsk):
+                entries.append(Waiting(*ask.key, "sleep", ask.name, ask.length, ask.deadline))
+            elif isinstance(ask, ReceiveAsk):
+                entries.append(Waiting(*ask.key, "receive", ask.name))
+        return tuple(entries)
+
+    # ── what the code asks for ───────────────────────────────────────────────────────────────
+    def ask_step(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallFuture:
+        """A step is called. EncodeError or TypeError when its arguments cannot be recorded or do not fit."""
+        self.refuse_when_closing()
+        raw = spec.arguments.dumps(args, kwargs)
+        task, key, use = self._identify(spec.name)
+        ask = StepAsk(key, spec.name, use, self._future())
+        ask.spec, ask.args, ask.kwargs, ask.input = spec, args, kwargs, raw
+        ask.view = _view(spec, raw, args, kwargs)
+        recorded = self.known.recorded.pop(key, None) if self.known.recorded else None
+        if recorded is None:
+            ask.input_digest = digest(raw)
+        elif not self._is_same(recorded, ask):
+            return ask.future
+        self.open[key] = ask
+        self.commands.append(ask)
+        return ask.future
+
+    def _is_same(self, recorded: Recorded, ask: StepAsk) -> bool:
+        if recorded.kind != ask.kind or recorded.name != ask.name:
+            self._diverge_at(recorded, ask)
+            return False
+        raw, spec = ask.input, ask.spec
+        if recorded.digest is None or (
+            len(raw) > INPUT_COMPARED_ON_REPLAY_BYTES_MAX and self.same_manifest and not self.compare_all_inputs
+        ):
+            ask.input_digest = recorded.digest or digest(raw)
+            return True
+        ask.input_digest = digest(raw)
+        if (ask.view or ask.input_digest) == recorded.digest:
+            return True
+        if not self.same_manifest and spec.on_input_drift is Drift.ACCEPT:
+            return True
+        self.diverge(
+            f"the history has {ask.label} with other arguments (digest {recorded.digest.hex()[:12]})",
+            f"the code asks for it with {_shown(raw)}",
+        )
+        return False
+
+    def _diverge_at(self, recorded: Recorded, ask: Ask) -> None:
+        task, n = ask.key
+        self.diverge(
+            f"the history has {recorded.kind} {recorded.name!r} as call {n} of task {task}",
+            f"the code asks for {ask.kind} {ask.name!r} ({ask.label})",
+        )
+
+    def _claim(self, ask: Ask, input_digest: bytes | None) -> bool:
+        """Match a call that is no step with what is recorded of it."""
+        recorded = self.known.recorded.pop(ask.key, None)
+        if recorded is None:
+            return True
+        if recorded.kind != ask.kind or recorded.name != ask.name:
+            self._diverge_at(recorded, ask)
+            return False
+        if input_digest is not None and recorded.digest is not None and recorded.digest != input_digest:
+            self.diverge(f"the history has {ask.label} with another input", "the code gives it a new one")
+            return False
+        return True
+
+    def ask_child(
+        self,
+        spec: WorkflowSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        run_id: str | None = None,
+        on_cancel: str = "wait",
+    ) -> ChildAsk:
+        """A workflow is called from a workflow: a child run, with a derived id unless one is given."""
+        self.refuse_when_closing()
+        raw = spec.arguments.dumps(args, kwargs)
+        task, key, use = self._identify(spec.name)
+        ask = ChildAsk(key, spec.name, use, self._future())
+        ask.spec, ask.input, ask.input_digest, ask.on_cancel = spec, raw, digest(raw), on_cancel
+        chapter = f"{self.beginning.chapter}:" if self.beginning.chapter else ""
+        ask.run_id = run_id or f"{self.run_id}/{chapter}{key[0]}.{spec.name}.{key[1]}"
+        if self._claim(ask, ask.input_digest):
+            self.open[key] = ask
+            self.commands.append(ask)
+        return ask
+
+    def ask_section(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: ValueCodec,
+        *,
+        is_async: bool,
+    ) -> CallFuture:
+        """Foreign code is to be hosted outside this loop."""
+        self.refuse_when_closing()
+        _, key, use = self._identify(name)
+        ask = SectionAsk(key, name, use, self._future())
+        ask.function, ask.args, ask.kwargs, ask.is_async, ask.result = function, args, kwargs, is_async, result
+        if self._claim(ask, None):
+            self.open[key] = ask
+            self.commands.append(ask)
+        return ask.future
+
+    async def sleep(self, seconds: float) -> None:
+        """A durable timer: its deadline is absolute, arming it costs nothing."""
+        self.refuse_when_closing()
+        if not 0 <= seconds <= SECONDS_MAX:
+            raise UsageError(f"perdure.sleep({seconds!r}): a length between 0 and 100 years, in seconds or as timedelta")
+        _, key, use = self._identify("sleep")
+        ask = SleepAsk(key, "sleep", use, self._future())
+        ask.length = round(seconds * MICROSECONDS)
+        ask.deadline = self.now_us + ask.length
+        if self._is_expected(ask, ask.length):
+            self.open[key] = ask
+            ask.handle = self.loop.call_at(ask.deadline / MICROSECONDS, self._timer_is_due, ask)
+        await ask.future
+
+    def _timer_is_due(self, ask: SleepAsk) -> None:
+        self.open.pop(ask.key, None)
+        if not ask.future.done():
+            ask.future.set_result(None)
+
+    async def receive(self, name: str, codec: ValueCodec) -> Any:
+        """The next message of this name; waits for one. A receive that is cancelled takes nothing."""
+        self.refuse_when_closing()
+        self._check_message_name(name)
+        _, key, use = self._identify(f"receive:{name}")
+        queue = self.mailbox.setdefault(name, deque())
+        waiters = self.receivers.setdefault(name, deque())
+        while not queue or (waiters and key not in [w.key for w in waiters]):
+            ask = ReceiveAsk(key, f"receive:{name}", use, self._future())
+            ask.message = name
+            if not self._is_expected(ask, 0):
+                await ask.future
+            self.open[key] = ask
+            waiters.append(ask)
+            try:
+                await ask.future
+            except BaseException:
+                self._leave_queue(ask)
+                raise
+            self._leave_queue(ask)
+            break
+        message = queue.popleft()
+        self._wake_receiver(name)
+        return codec.loads(message)
+
+    def _leave_queue(self, ask: ReceiveAsk) -> None:
+        self.open.pop(ask.key, None)
+        waiters = self.receivers[ask.message]
+        if ask in waiters:
+            waiters.remove(ask)
+        if ask.future.done() and ask.future.cancelled():
+            self._wake_receiver(ask.message)
+
+    def _wake_receiver(self, name: str) -> None:
+        """Wake as many waiting receives as there are messages, the oldest first."""
+        queue, waiters = self.mailbox.get(name), self.receivers.get(name)
+        if not queue or not waiters:
+            return
+        for ask in list(waiters)[: len(queue)]:
+            if not ask.future.done():
+                ask.future.set_result(None)
+
+    def _check_message_name(self, name: str) -> None:
+        declared = self.spec.receives
+        if declared is not None and name not in declared:
+            raise UnknownNameError("declared message", name, declared)
+
+    def _is_expected(self, ask: Ask, length: int) -> bool:
+        """Claim the entry of the waiting set that the run was parked with."""
+        recorded = self.known.recorded.pop(ask.key, None) if self.known.recorded else None
+        if recorded is not None:
+            self._diverge_at(recorded, ask)
+            return False
+        parked = self.expected.pop(ask.key, None) if self.expected else None
+        if parked is None or (parked.kind == ask.kind and parked.name == ask.name and parked.length == length):
+            return True
+        self.diverge(
+            f"the run was parked on {_told(parked)} (call {parked.n} of task {parked.task})",
+            f"the code asks for {_told(Waiting(*ask.key, ask.kind, ask.name, length))}",
+        )
+        return False
+
+    def patched(self, patch: str) -> bool:
+        """Whether the code behind this guard may run; answered once per run and recorded."""
+        answer = self.known.patches.get(patch)
+        if answer is None:
+            answer = not self.known.recorded and not self.expected
+            self.known.patches[patch] = answer
+            self.notes.append(e.Patched(patch, answer))
+        return answer
+
+    def continue_as_new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ContinueAsNew:
+        """What ends this chapter, to be raised. UsageError in a child task, or while calls are in flight."""
+        if asyncio.current_task(self.loop) is not self._root:
+            raise UsageError("continue_as_new() belongs into the workflow's own task, not into one that it started")
+        flying = [ask.label for ask in self.open.values() if not isinstance(ask, ReceiveAsk)]
+        if flying:
+            raise UsageError(
+                f"continue_as_new() while {', '.join(flying[:5])} is in flight: await or cancel it first, so that no "
+                "outcome is lost"
+            )
+        self.spec.arguments.dumps(args, kwargs)
+        return ContinueAsNew(args, kwargs)
+
+    def set_state(self, state: bytes) -> None:
+        """What `Run.state()` shows; written with the next commit."""
+        self.state = state
+
+    def now(self) -> dt.datetime:
+        """The time of the event being delivered, UTC."""
+        return _EPOCH + dt.timedelta(microseconds=self.now_us)
+
+    def random(self) -> float:
+        """A number in [0, 1), the same on replay: derived from the seed, the task's path and the n-th use there."""
+        return (int.from_bytes(self._random_bytes()[:7], "big") >> 3) / (1 << 53)
+
+    def uuid4(self) -> uuid.UUID:
+        """A random UUID, the same on replay."""
+        return uuid.UUID(bytes=self._random_bytes()[:16], version=4)
+
+    def _random_bytes(self) -> bytes:
+        task = asyncio.current_task(self.loop)
+        if isinstance(task, LoopTask):
+            task.randoms += 1
+            path, use = task.path, task.randoms
+        else:
+            self._loose_randoms += 1
+            path, use = "callback", self._loose_randoms
+        return sha256(f"{self.beginning.seed}:{self.beginning.chapter}:{path}:{use}".encode()).digest()
+
+    def _identify(self, name: str) -> tuple[LoopTask, Key, int]:
+        task = asyncio.current_task(self.loop)
+        if not isinstance(task, LoopTask):
+            raise UsageError(f"{name} was called outside every task of the workflow: make a task for it")
+        self.loop.idle_callbacks = 0
+        n = task.calls
+        task.calls = n + 1
+        uses = task.uses
+        use = uses.get(name, 0) + 1
+        uses[name] = use
+        return task, (task.path, n), use
+
+    def _future(self) -> CallFuture:
+        future = CallFuture(loop=self.loop)
+        future.ordinal = self.loop.next_ordinal()
+        future.execution = self
+        return future
+
+    def call_was_cancelled(self, ask: Ask) -> None:
+        """The code (or the end of the run) cancelled a call: nobody is to have its outcome any more."""
+        if self.open.get(ask.key) is not ask:
+            return
+        if isinstance(ask, SleepAsk):
+            del self.open[ask.key]
+            ask.handle.cancel()
+        elif not isinstance(ask, ReceiveAsk):
+            del self.open[ask.key]
+            self.cancelled.add(ask.key)
+            self.commands.append(Cancelled(ask))
+
+    # ── leaving memory ───────────────────────────────────────────────────────────────────────
+    def refuse_when_closing(self) -> None:
+        """No durable call is made while a run is dropped from memory."""
+        if self.is_closing:
+            raise Dropped("this run is being dropped from memory: no durable call is made any more")
+
+    def close(self) -> None:
+        """Drop the run from memory: cancel and drain its loop in its own context, with durable calls refused."""
+        self.is_closing = True
+        self.is_replaying = True
+        self.open.clear()
+        if not self.loop.is_closed():
+            left = self._unwind()
+            if left:
+                self.log(f"run {self.run_id}: {len(left)} task(s) would not end when it left memory: {where.describe(left)}")
+                _keep(left)
+            self.loop.close()
+
+    def _unwind(self) -> Sequence[LoopTask]:
+        try:
+            return self.loop.unwind()
+        except StuckTurn:
+            return self.loop.live_tasks()
+
+    def _foreign_callback(self, who: str) -> None:
+        if not self.is_closing:
+            self.fail(
+                "diverged",
+                f"{who} called into the workflow's loop: workflow code must not use threads; move that into a step",
+            )
+
+    def _complain(self, context: Mapping[str, Any]) -> None:
+        error = context.get("exception")
+        if not self.is_replaying and not self.is_closing and not isinstance(error, (GuardError, FencedError)):
+            self.log(f"run {self.run_id}: {context.get('message')}: {error!r}")
+
+
+class Dropped(BaseException):
+    """Raised by durable calls while a run is being dropped from memory."""
+
+
+_kept: list[LoopTask] = []
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def _keep(tasks: Sequence[LoopTask]) -> None:
+    """Tasks that swallow every cancellation are kept for good: the collector would only run them once more."""
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    _kept.extend(tasks)
+
+
+def _codec_of(ask: Ask) -> ValueCodec:
+    if isinstance(ask, StepAsk | ChildAsk):
+        return ask.spec.result
+    if isinstance(ask, SectionAsk):
+        return ask.result
+    raise StepError(f"{ask.label} has no result")
+
+
+def _raises_of(ask: Ask) -> tuple[type[BaseException], ...]:
+    return ask.spec.raises if isinstance(ask, StepAsk | ChildAsk) else ()
+
+
+def _view(spec: StepSpec, raw: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
+    """The digest of what of the arguments counts, if the step declares such a view."""
+    if spec.digest_view is not None:
+        return digest(msgspec.json.encode(spec.digest_view(*args, **kwargs), order="sorted"))
+    return digest(without(raw, spec.ignore)) if spec.ignore else None
+
+
+def _told(w: Waiting) -> str:
+    return f"{w.kind} of {w.length / MICROSECONDS:g} s" if w.kind == "sleep" else w.name
+
+
+def _shown(raw: bytes) -> str:
+    text = raw.decode("utf-8", "replace")
+    return text if len(text) <= 200 else text[:200] + "..."

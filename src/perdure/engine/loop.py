@@ -1,0 +1,386 @@
+"""The event loop that a workflow runs on: a ready queue and virtual time, nothing else.
+
+It has no selector, no sockets, no subprocesses and no clock. It is driven synchronously: `run_dry` executes callbacks
+until none is ready. Time moves only when the driver says so. What it must not know: histories, steps, stores.
+
+Tasks and futures hash to the ordinal of their creation, so that a set of them iterates alike in every process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import sys
+import threading
+from asyncio import events as asyncio_events
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from typing import Any
+
+CALLBACKS_WITHOUT_A_COMMAND_MAX = 100_000
+UNWINDING_ROUNDS_MAX = 50
+ASYNCGENS_BEFORE_SWEEP = 64
+
+LOCAL_TIMERS: contextvars.ContextVar[bool] = contextvars.ContextVar("perdure_local_timers", default=False)
+"""True inside an adapter's scope: timers of under a second armed there are polls of a framework, not waits of a run."""
+
+_get_running_loop = asyncio_events._get_running_loop  # pyright: ignore[reportPrivateUsage]
+_set_running_loop = asyncio_events._set_running_loop  # pyright: ignore[reportPrivateUsage]
+
+
+class LoopFuture(asyncio.Future[Any]):
+    """A future whose hash is its ordinal on its loop."""
+
+    __slots__ = ("ordinal",)
+    ordinal: int
+
+    def __hash__(self) -> int:
+        return self.ordinal
+
+
+class LoopTask(asyncio.Task[Any]):
+    """A task that knows its path: "0" is the workflow, "0.2" its second child. Set before the coroutine can run, since
+    an eager task runs while it is being constructed."""
+
+    def __init__(self, coro: Any, *, path: str, ordinal: int, **options: Any) -> None:
+        self.path = path
+        self.ordinal = ordinal
+        self.calls = 0
+        self.children = 0
+        self.randoms = 0
+        self.uses: dict[str, int] = {}
+        super().__init__(coro, **options)
+
+    def __hash__(self) -> int:
+        return self.ordinal
+
+
+class LoopHandle:
+    """A callback that is ready, or a timer. Quacks like asyncio.Handle and TimerHandle."""
+
+    __slots__ = ("_when", "args", "callback", "context", "is_local", "is_off", "ordinal")
+
+    def __init__(
+        self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context, when: float, ordinal: int
+    ) -> None:
+        self.callback: Callable[..., Any] | None = callback
+        self.args = args
+        self.context = context
+        self._when = when
+        self.ordinal = ordinal
+        self.is_off = False
+        self.is_local = False
+
+    def cancel(self) -> None:
+        self.is_off = True
+        self.callback, self.args = None, ()
+
+    def cancelled(self) -> bool:
+        return self.is_off
+
+    def when(self) -> float:
+        return self._when
+
+    def get_context(self) -> contextvars.Context:
+        return self.context
+
+    def __lt__(self, other: LoopHandle) -> bool:
+        return (self._when, self.ordinal) < (other._when, other.ordinal)
+
+
+class StuckTurn(BaseException):
+    """So many callbacks ran without one durable call that the code must be spinning."""
+
+
+class DeterministicLoop(asyncio.AbstractEventLoop):
+    """One run's loop. Everything that happens on it is a function of what is delivered to it, and in which order."""
+
+    def __init__(self, *, complain: Callable[[dict[str, Any]], None]) -> None:
+        self._ready: deque[LoopHandle] = deque()
+        self._timers: list[LoopHandle] = []
+        self._ordinal = 0
+        self._roots = 0
+        self._now = 0.0
+        self._complain = complain
+        self._exception_handler: Callable[..., Any] | None = None
+        self._task_factory: Any = None
+        self._tasks: dict[int, LoopTask] = {}
+        self._tasks_before_sweep = 64
+        self._asyncgens: list[AsyncGenerator[Any, Any]] = []
+        self._thread_id = 0
+        self._is_closed = False
+        self._debug = False
+        self.idle_callbacks = 0
+        self.stop_now = False
+        self.execution: Any = None
+        self.foreign_callback: Callable[[str], None] = lambda _: None
+
+    # ── driving ──────────────────────────────────────────────────────────────────────────────
+    def run_dry(self) -> None:
+        """Run ready callbacks until none is left, or `stop_now` is set.
+
+        Called from a plain callback of the outer loop, never from inside one of its tasks: the outer loop's notion of
+        a current task must not leak into the workflow. Raises StuckTurn; passes KeyboardInterrupt and SystemExit on.
+        """
+        outer = _get_running_loop()
+        hooks = sys.get_asyncgen_hooks()
+        _set_running_loop(self)
+        sys.set_asyncgen_hooks(firstiter=self._asyncgens_append, finalizer=_no_finalizer)
+        self._thread_id = threading.get_ident()
+        ready = self._ready
+        try:
+            while ready and not self.stop_now:
+                handle = ready.popleft()
+                if handle.is_off:
+                    continue
+                self.idle_callbacks += 1
+                if self.idle_callbacks > CALLBACKS_WITHOUT_A_COMMAND_MAX:
+                    raise StuckTurn
+                try:
+                    handle.context.run(handle.callback, *handle.args)  # type: ignore[arg-type]
+                except (KeyboardInterrupt, SystemExit, StuckTurn):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": "exception in a callback", "exception": error})
+        finally:
+            self._thread_id = 0
+            sys.set_asyncgen_hooks(*hooks)
+            _set_running_loop(outer)
+
+    @property
+    def is_dry(self) -> bool:
+        return not self._ready
+
+    def next_ordinal(self) -> int:
+        self._ordinal += 1
+        return self._ordinal
+
+    def move_time(self, seconds: float) -> None:
+        """Time never goes back."""
+        if seconds > self._now:
+            self._now = seconds
+
+    def pop_due(self) -> list[LoopHandle]:
+        """Take off the timers whose time has come, earliest first. Those armed while they fire wait for their turn."""
+        due: list[LoopHandle] = []
+        while (handle := self._next_timer()) is not None and handle.when() <= self._now:
+            due.append(heapq.heappop(self._timers))
+        return due
+
+    def fire(self, handle: LoopHandle) -> None:
+        """Make a timer's callback ready, unless it was cancelled meanwhile."""
+        if not handle.is_off:
+            self._ready.append(handle)
+
+    def next_deadline(self) -> float | None:
+        """When the earliest timer is due that may fire by itself; None if there is none.
+
+        Local timers do not fire by themselves: they move only with other events.
+        """
+        first = self._next_timer()
+        if first is None or not first.is_local:
+            return None if first is None else first.when()
+        own = [t for t in self._timers if not t.is_off and not t.is_local]
+        return min(own).when() if own else None
+
+    def next_deadline_of_any(self) -> float | None:
+        """When the earliest timer of any kind is due."""
+        first = self._next_timer()
+        return None if first is None else first.when()
+
+    def _next_timer(self) -> LoopHandle | None:
+        timers = self._timers
+        while timers and timers[0].is_off:
+            heapq.heappop(timers)
+        return timers[0] if timers else None
+
+    def _asyncgens_append(self, generator: AsyncGenerator[Any, Any]) -> None:
+        if len(self._asyncgens) >= ASYNCGENS_BEFORE_SWEEP:
+            self._asyncgens = [g for g in self._asyncgens if getattr(g, "ag_frame", None) is not None]
+        self._asyncgens.append(generator)
+
+    def live_tasks(self) -> list[LoopTask]:
+        """Tasks that are not done, in order of creation. They are kept alive here: the collector's timing must not
+        decide when a forgotten task is torn down."""
+        self._tasks = {o: t for o, t in self._tasks.items() if not t.done()}
+        return list(self._tasks.values())
+
+    def unwind(self) -> list[LoopTask]:
+        """Cancel everything and run dry, at most UNWINDING_ROUNDS_MAX times; then close generators in order of their
+        first use. Returns the tasks that would not end."""
+        for _ in range(UNWINDING_ROUNDS_MAX):
+            tasks = self.live_tasks()
+            if not tasks:
+                break
+            for task in tasks:
+                task.cancel()
+            self.stop_now = False
+            self.idle_callbacks = 0
+            self.run_dry()
+        self._close_asyncgens()
+        return self.live_tasks()
+
+    def _close_asyncgens(self) -> None:
+        for generator in self._asyncgens:
+            if getattr(generator, "ag_frame", None) is not None:
+                self.create_task(_close_quietly(generator))
+                self.run_dry()
+        self._asyncgens.clear()
+
+    # ── what asyncio asks of a loop ──────────────────────────────────────────────────────────
+    def time(self) -> float:
+        return self._now
+
+    def call_soon(
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> Any:
+        handle = LoopHandle(callback, args, context or contextvars.copy_context(), 0.0, 0)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> Any:
+        handle = self._arm(self._now + delay, callback, args, context)
+        handle.is_local = LOCAL_TIMERS.get() and delay < 1
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> Any:
+        handle = self._arm(when, callback, args, context)
+        handle.is_local = LOCAL_TIMERS.get() and when - self._now < 1
+        return handle
+
+    def _arm(
+        self, when: float, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None
+    ) -> LoopHandle:
+        self._ordinal += 1
+        handle = LoopHandle(callback, args, context or contextvars.copy_context(), when, self._ordinal)
+        heapq.heappush(self._timers, handle)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> Any:
+        if threading.get_ident() == self._thread_id:
+            return self.call_soon(callback, *args, context=context)
+        name = getattr(callback, "__qualname__", repr(callback))
+        self.foreign_callback(f"{name} from thread {threading.current_thread().name!r}")
+        return LoopHandle(callback, args, context or contextvars.copy_context(), 0.0, 0)
+
+    def create_future(self) -> Any:
+        future = LoopFuture(loop=self)
+        self._ordinal += 1
+        future.ordinal = self._ordinal
+        return future
+
+    def create_task(
+        self, coro: Generator[Any, None, Any] | Coroutine[Any, Any, Any], *, name: str | None = None, **options: Any
+    ) -> Any:
+        if self._task_factory is None:
+            task: Any = self.new_task(coro, **options)
+        elif self._task_factory is getattr(asyncio, "eager_task_factory", None):
+            task = self.new_task(coro, eager_start=True, **options)
+        else:
+            task = self._task_factory(self, coro, **options)
+        if name is not None:
+            task.set_name(name)
+        return task
+
+    def new_task(self, coro: Any, **options: Any) -> LoopTask:
+        path = self._new_path()
+        self._ordinal += 1
+        ordinal = self._ordinal
+        options.pop("loop", None)
+        options.setdefault("name", f"task {path}")
+        task = LoopTask(coro, path=path, ordinal=ordinal, loop=self, **options)
+        if len(self._tasks) >= self._tasks_before_sweep:
+            self._tasks_before_sweep = max(64, 2 * len(self.live_tasks()))
+        self._tasks[ordinal] = task
+        return task
+
+    def _new_path(self) -> str:
+        """A child of the current task; a root of its own for what a callback starts."""
+        parent = asyncio.current_task(self)
+        if isinstance(parent, LoopTask):
+            parent.children += 1
+            return f"{parent.path}.{parent.children}"
+        self._roots += 1
+        return "0" if self._roots == 1 else f"c{self._roots - 1}"
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        """Executed at once, in this thread: deterministic, and what agent frameworks need for their sync functions."""
+        future = self.create_future()
+        try:
+            result = func(*args)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            future.set_exception(error if not isinstance(error, StopIteration) else RuntimeError("StopIteration"))
+        else:
+            future.set_result(result)
+        return future
+
+    def set_task_factory(self, factory: Any) -> None:
+        self._task_factory = factory
+
+    def get_task_factory(self) -> Any:
+        return self._task_factory
+
+    def set_exception_handler(self, handler: Callable[..., Any] | None) -> None:
+        self._exception_handler = handler
+
+    def get_exception_handler(self) -> Callable[..., Any] | None:
+        return self._exception_handler
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self._complain(context)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self._exception_handler is not None:
+            self._exception_handler(self, context)
+        else:
+            self._complain(context)
+
+    async def shutdown_asyncgens(self) -> None:
+        for generator in self._asyncgens:
+            await _close_quietly(generator)
+        self._asyncgens.clear()
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        return None
+
+    def get_debug(self) -> bool:
+        return self._debug
+
+    def set_debug(self, enabled: bool) -> None:
+        self._debug = enabled
+
+    def is_running(self) -> bool:
+        return not self._is_closed
+
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._ready.clear()
+        self._timers.clear()
+
+    def _timer_handle_cancelled(self, handle: Any) -> None:
+        """asyncio tells its loop when a timer is cancelled; ours are skipped when their time comes."""
+
+
+def _no_finalizer(generator: AsyncGenerator[Any, Any]) -> None:
+    """Generators are kept and closed by their loop, in order of first use; the collector has no say."""
+
+
+async def _close_quietly(generator: AsyncGenerator[Any, Any]) -> None:
+    try:
+        await generator.aclose()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # what a generator's cleanup raises at the end of a run concerns nobody any more
+        return

@@ -1,0 +1,61 @@
+"""Where in the user's source something happens: for messages only, never for decisions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import PurePath
+from types import FrameType
+from typing import Any
+
+_OWN = str(PurePath(__file__).parent.parent)
+_LIBRARY = str(PurePath(sys.modules["asyncio"].__file__ or "").parent.parent)
+_THREAD_BRIDGES = frozenset({"run_sync_in_worker_thread", "run_sync", "to_thread"})
+
+
+def user_frame() -> str | None:
+    """`app.py:41 in claims_agent` of the innermost running frame that is the user's; None outside user code."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        if _is_user(frame):
+            return _told(frame)
+        frame = frame.f_back
+    return None
+
+
+def _is_user(frame: FrameType) -> bool:
+    name = frame.f_code.co_filename
+    return not name.startswith((_OWN, _LIBRARY, "<frozen"))
+
+
+def _told(frame: FrameType) -> str:
+    return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def frames_of(task: Any) -> Iterator[FrameType]:
+    """The frames of a suspended task, outermost first, along its chain of awaits."""
+    awaited = task.get_coro()
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is not None:
+            yield frame
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None) or getattr(awaited, "gi_yieldfrom", None)
+
+
+def describe(tasks: Iterable[Any], tasks_shown_max: int = 5) -> str:
+    """What each task waits for, as `task 0: app.py:41 in agent > app.py:12 in helper`."""
+    told: list[str] = []
+    for task in tasks:
+        own = [_told(f) for f in frames_of(task) if _is_user(f)]
+        told.append(f"task {getattr(task, 'path', '?')}: {' > '.join(own) or 'no frame of yours'}")
+    shown = "; ".join(told[:tasks_shown_max])
+    return shown + (f"; and {len(told) - tasks_shown_max} more" if len(told) > tasks_shown_max else "")
+
+
+def is_in_foreign_thread(tasks: Iterable[Any]) -> bool:
+    """Whether a task waits for a worker thread of some library."""
+    return any(f.f_code.co_name in _THREAD_BRIDGES and not _is_user_code(f) for t in tasks for f in frames_of(t))
+
+
+def _is_user_code(frame: FrameType) -> bool:
+    return "anyio" not in frame.f_code.co_filename
