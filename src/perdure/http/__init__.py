@@ -1,0 +1,1 @@
+"""What perdure knows of HTTP: how to read a failure. It imports no client library."""

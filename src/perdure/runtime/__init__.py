@@ -1,0 +1,1 @@
+"""What happens: turns, performers, the writer, workers and their leases, timers."""
