@@ -1,0 +1,581 @@
+"""A store in this process's memory: the whole of the protocol, nothing of it survives.
+
+It is for tests and for trying things out. Several workers may share one; `again()` gives them handles of their own,
+so that each sees the others' commits as news; `kill()` takes a worker's proof of life away, as its death would.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perdure.clock import MICROSECONDS, Clock, SystemClock
+from perdure.errors import HistoryCorruptError, StoreError
+from perdure.store import rules
+from perdure.store.protocol import (
+    QUIET_KINDS,
+    Append,
+    Blob,
+    Change,
+    Claim,
+    Done,
+    Ended,
+    Exists,
+    Fenced,
+    Filter,
+    Letter,
+    Mail,
+    Missing,
+    Moved,
+    NewRun,
+    Outcome,
+    Row,
+    RunInfo,
+    Status,
+    Stored,
+    Wakes,
+    Watch,
+    WorkerInfo,
+    Write,
+)
+from perdure.store.rules import Death
+
+
+@dataclass(slots=True)
+class _Letter:
+    mail: Mail
+    id: bytes
+    is_taken: bool = False
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run with all that belongs to it. `applied`: the id of the append that wrote each position."""
+
+    info: RunInfo
+    create_id: bytes
+    wakes: Wakes
+    claimed_length: int
+    rows: list[Row]
+    blobs: dict[bytes, bytes]
+    applied: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    last_rowless: bytes = b""
+    letters: list[_Letter] = field(default_factory=list[_Letter])
+    watchers: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    ending: bytes = b""
+    deaths: int = 0
+    lone: int = 0
+    lost_owner: str | None = None
+    lost_how: str | None = None
+
+    @property
+    def length(self) -> int:
+        return len(self.rows)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing but starts and takeovers since it was claimed."""
+        return QUIET_KINDS.issuperset(row.kind for row in self.rows[self.claimed_length :])
+
+    @property
+    def is_candidate(self) -> bool:
+        return self.info.status is Status.RUNNING and self.is_quiet
+
+    def waiting_kinds(self) -> set[str]:
+        return {letter.mail.kind for letter in self.letters if not letter.is_taken}
+
+    def keep(self, blobs: Iterable[Blob]) -> None:
+        for digest, data in blobs:
+            self.blobs.setdefault(digest, data)
+
+
+@dataclass(slots=True)
+class _Worker:
+    info: WorkerInfo
+    is_alive: bool = True
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What all handles see."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    runs: dict[int, _Run] = field(default_factory=dict[int, _Run])
+    by_id: dict[str, int] = field(default_factory=dict[str, int])
+    workers: dict[str, _Worker] = field(default_factory=dict[str, _Worker])
+    pruned: dict[int, tuple[str, int, bytes]] = field(default_factory=dict[int, tuple[str, int, bytes]])
+    next_rid: int = 1
+    next_mail_id: int = 1
+    commits: int = 0
+
+
+class MemoryStore:
+    """The protocol in memory."""
+
+    def __init__(self, clock: Clock | None = None, *, _shared: _Shared | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._shared = _shared or _Shared()
+        self._own_commits = 0
+        self._entered = set[str]()
+        self._seen_commits = self._shared.commits
+
+    def again(self) -> MemoryStore:
+        """Another handle on the same data, as another process would have it."""
+        return MemoryStore(self._clock, _shared=self._shared)
+
+    def kill(self, worker: str) -> None:
+        """Drop the worker's proof of life, as its process's death would. The worker does not notice."""
+        with self._shared.lock:
+            if worker in self._shared.workers:
+                self._shared.workers[worker].is_alive = False
+
+    @property
+    def url(self) -> str:
+        return ":memory:"
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────
+    def commit(self, writes: Sequence[Write]) -> list[Outcome]:
+        for write in writes:
+            rules.check_write(write)
+        with self._shared.lock:
+            self._count_commit()
+            return [self._write(write) for write in writes]
+
+    def is_free(self) -> bool:
+        if self._shared.lock.acquire(blocking=False):
+            self._shared.lock.release()
+            return True
+        return False
+
+    def _count_commit(self) -> None:
+        self._shared.commits += 1
+        self._own_commits += 1
+
+    def _write(self, write: Write) -> Outcome:
+        match write:
+            case NewRun():
+                return self._start(write)
+            case Append():
+                return self._append(write)
+            case Letter():
+                return self._send(write)
+
+    def _named(self, run_id: str) -> _Run | None:
+        rid = self._shared.by_id.get(run_id)
+        return None if rid is None else self._shared.runs[rid]
+
+    def _start(self, new: NewRun) -> Outcome:
+        there = self._named(new.run_id)
+        if there is None:
+            return Done(self._create(new), len(new.rows))
+        if there.create_id == new.id:
+            return Done(there.info.rid, len(new.rows))
+        return Exists(there.info)
+
+    def _create(self, new: NewRun) -> int:
+        rid = self._shared.next_rid
+        self._shared.next_rid += 1
+        owner = new.owner if new.owner in self._shared.workers else None
+        now = self._clock.now()
+        info = RunInfo(
+            rid=rid,
+            run_id=new.run_id,
+            workflow=new.workflow,
+            version=new.version,
+            status=Status.QUEUED if new.owner is None else Status.RUNNING,
+            reason=None,
+            hint=None,
+            owner=owner,
+            epoch=0 if new.owner is None else 1,
+            input_digest=new.input_digest,
+            created_at=new.created_at,
+            updated_at=now,
+            due_at=new.due_at if new.owner is None else (None if owner else now),
+            parent_run_id=new.parent_run_id,
+            tags=dict(new.tags),
+            chapter_seq=0,
+            waiting=None,
+            state=None,
+        )
+        run = _Run(info, new.id, rules.first_wakes(new), len(new.rows), list(new.rows), {})
+        run.keep(new.blobs)
+        self._shared.runs[rid], self._shared.by_id[new.run_id] = run, rid
+        return rid
+
+    def _append(self, append: Append) -> Outcome:
+        run = self._shared.runs.get(append.rid)
+        refused = Missing() if run is None else self._judge(run, append)
+        if run is None or refused is not None:
+            return refused or Missing()
+        self._apply(run, append)
+        return Done(append.rid, run.length)
+
+    def _judge(self, run: _Run, append: Append) -> Outcome | None:
+        """Why the append is not to be applied (now, or any more), or None."""
+        seen = run.applied.get(append.expected_length) if append.rows else run.last_rowless
+        if seen == append.id:
+            return Done(append.rid, append.expected_length + len(append.rows))
+        if run.info.epoch != append.epoch:
+            return Fenced(run.info.epoch)
+        if run.info.status.is_final:
+            return Ended(run.info.status)
+        if run.length != append.expected_length:
+            return Moved(run.length)
+        return self._judge_others(append)
+
+    def _judge_others(self, append: Append) -> Outcome | None:
+        created = set[str]()
+        for new in append.new_runs:
+            there = self._named(new.run_id)
+            if there is not None:
+                return Exists(there.info)
+            created.add(new.run_id)
+        if all(watch.run_id in created or watch.run_id in self._shared.by_id for watch in append.watches):
+            return None
+        return Missing()
+
+    def _apply(self, run: _Run, append: Append) -> None:
+        if append.rows:
+            run.applied[append.expected_length] = append.id
+        else:
+            run.last_rowless = append.id
+        run.rows.extend(append.rows)
+        run.keep(append.blobs)
+        for letter in run.letters:
+            letter.is_taken |= letter.mail.mail_id in append.taken
+        for new in append.new_runs:
+            self._create(new)
+        for watch in append.watches:
+            self._watch(watch)
+        if append.change is not None:
+            self._change(run, append.change)
+        for sent in append.letters:
+            self._send(sent)
+
+    def _watch(self, watch: Watch) -> None:
+        watched = self._shared.runs[self._shared.by_id[watch.run_id]]
+        watcher = (watch.watcher_rid, watch.key)
+        if watched.info.status.is_final:
+            self._tell(watched, *watcher)
+        elif watcher not in watched.watchers:
+            watched.watchers.append(watcher)
+
+    def _change(self, run: _Run, change: Change) -> None:
+        info = run.info._replace(updated_at=self._clock.now())
+        if change.status is not None:
+            info = info._replace(status=change.status, reason=change.reason, hint=change.hint)
+        if change.waiting is not None:
+            info = info._replace(waiting=change.waiting)
+        if change.state is not None:
+            info = info._replace(state=change.state)
+        if change.chapter_seq is not None:
+            info = info._replace(chapter_seq=change.chapter_seq)
+        run.info = info
+        if change.ending is not None:
+            self._end(run, change.ending)
+        elif change.release:
+            self._release(run, change)
+
+    def _release(self, run: _Run, change: Change) -> None:
+        if not run.is_quiet:
+            run.deaths = run.lone = 0
+        run.wakes = change.wakes
+        due_at = change.due_at
+        if rules.is_waking(change.wakes, run.waiting_kinds()):
+            due_at = rules.earlier(due_at, self._clock.now())
+        run.info = run.info._replace(owner=None, due_at=due_at)
+
+    def _end(self, run: _Run, ending: bytes) -> None:
+        run.info = run.info._replace(owner=None, due_at=None)
+        run.ending = ending
+        run.letters.clear()
+        for watcher_rid, key in run.watchers:
+            self._tell(run, watcher_rid, key)
+        run.watchers.clear()
+
+    def _tell(self, ended: _Run, watcher_rid: int, key: str) -> None:
+        watcher = self._shared.runs.get(watcher_rid)
+        if watcher is not None and not watcher.info.status.is_final:
+            letter_id = rules.ending_letter_id(ended.info.rid, key)
+            self._deliver(watcher, letter_id, "child", key, ended.ending, self._clock.now())
+
+    def _send(self, letter: Letter) -> Outcome:
+        run = self._named(letter.run_id)
+        if run is None:
+            return Missing()
+        if run.info.status.is_final:
+            return Ended(run.info.status)
+        self._deliver(run, letter.id, letter.kind, letter.key, letter.body, letter.sent_at)
+        return Done(run.info.rid)
+
+    def _deliver(self, run: _Run, letter_id: bytes, kind: str, key: str, body: bytes, sent_at: int) -> None:
+        if any(letter.id == letter_id for letter in run.letters):
+            return
+        mail = Mail(self._shared.next_mail_id, run.info.rid, kind, key, body, sent_at)
+        self._shared.next_mail_id += 1
+        run.letters.append(_Letter(mail, letter_id))
+        if run.info.owner is None and rules.is_waking(run.wakes, (kind,)):
+            run.info = run.info._replace(due_at=rules.earlier(run.info.due_at, self._clock.now()))
+
+    # ── workers ──────────────────────────────────────────────────────────────────────────────
+    def enter(self, worker: str, *, lease_seconds: float, workflows: Sequence[str]) -> None:
+        with self._shared.lock:
+            there = self._shared.workers.get(worker)
+            if there is not None and there.is_alive:
+                raise StoreError(f"worker {worker} has entered already; give each worker a name of its own")
+            self._count_commit()
+            self._free(worker)
+            now = self._clock.now()
+            info = WorkerInfo(worker, "memory", 0, now, _lease_until(now, lease_seconds), tuple(workflows))
+            self._shared.workers[worker] = _Worker(info)
+            self._entered.add(worker)
+
+    def renew(self, worker: str, *, lease_seconds: float) -> bool:
+        with self._shared.lock:
+            there = self._shared.workers.get(worker)
+            if there is None:
+                return False
+            self._count_commit()
+            there.info = there.info._replace(lease_until=_lease_until(self._clock.now(), lease_seconds))
+            return True
+
+    def leave(self, worker: str) -> None:
+        with self._shared.lock:
+            self._count_commit()
+            now = self._clock.now()
+            for run in self._owned(worker):
+                run.info = run.info._replace(owner=None, due_at=now, updated_at=now)
+            self._shared.workers.pop(worker, None)
+            self._entered.discard(worker)
+
+    def workers(self) -> list[WorkerInfo]:
+        with self._shared.lock:
+            return [worker.info for worker in self._shared.workers.values()]
+
+    def lost(self, me: str) -> list[tuple[str, bool]]:
+        with self._shared.lock:
+            now = self._clock.now()
+            others = [worker for worker in self._shared.workers.values() if worker.info.worker != me]
+            return [
+                (worker.info.worker, not worker.is_alive)
+                for worker in others
+                if not worker.is_alive or worker.info.lease_until < now
+            ]
+
+    def take_over(self, dead: str, *, proven: bool, retry_after: Sequence[float]) -> int:
+        with self._shared.lock:
+            there = self._shared.workers.get(dead)
+            if there is None or (proven and there.is_alive):
+                return 0
+            self._count_commit()
+            lost = self._owned(dead)
+            suspects = [run for run in lost if run.is_candidate]
+            for run in lost:
+                run.lost_owner, run.lost_how = dead, "proof" if proven else "suspicion"
+                self._bury(run, _death(run, suspects, retry_after) if proven else None)
+            del self._shared.workers[dead]
+            return len(lost)
+
+    def _bury(self, run: _Run, death: Death | None) -> None:
+        """Free a run of a lost worker; `death` is None on mere suspicion, which counts nothing."""
+        now = self._clock.now()
+        info = run.info._replace(owner=None, epoch=run.info.epoch + 1, due_at=now, updated_at=now)
+        if death is not None:
+            run.deaths, run.lone = death.deaths, death.lone
+            info = info._replace(due_at=now + round(death.delay_seconds * MICROSECONDS))
+        if death is not None and death.is_looping:
+            run.wakes = Wakes.CONTROL
+            info = info._replace(
+                status=Status.BLOCKED, reason=rules.CRASH_LOOP, hint=rules.CRASH_LOOP_HINT, due_at=None
+            )
+        run.info = info
+
+    def _owned(self, worker: str) -> list[_Run]:
+        return [run for run in self._shared.runs.values() if run.info.owner == worker]
+
+    def _free(self, worker: str) -> None:
+        for run in self._owned(worker):
+            self._bury(run, None)
+
+    def claim(
+        self, worker: str, *, now: int, limit: int, known: frozenset[tuple[str, int]], only: frozenset[str] | None = None
+    ) -> list[Claim]:
+        with self._shared.lock:
+            if worker not in self._shared.workers:
+                return []
+            claims = list[Claim]()
+            for run in self._due(now, known, only):
+                if len(claims) == limit:
+                    break
+                if run.deaths < 2 or not self._has_suspect(worker):
+                    claims.append(self._claim(run, worker))
+            if claims:
+                self._count_commit()
+            return claims
+
+    def _due(self, now: int, known: frozenset[tuple[str, int]], only: frozenset[str] | None) -> list[_Run]:
+        due = [
+            (run.info.due_at, rid, run)
+            for rid, run in self._claimable(known)
+            if run.info.due_at is not None and run.info.due_at <= now and (only is None or run.info.run_id in only)
+        ]
+        return [run for _, _, run in sorted(due, key=lambda entry: entry[:2])]
+
+    def _claimable(self, known: frozenset[tuple[str, int]]) -> Iterator[tuple[int, _Run]]:
+        for rid, run in self._shared.runs.items():
+            if run.info.owner is None and (run.info.workflow, run.info.version) in known:
+                yield rid, run
+
+    def _has_suspect(self, worker: str) -> bool:
+        return any(run.deaths >= 2 and run.is_quiet for run in self._owned(worker))
+
+    def _claim(self, run: _Run, worker: str) -> Claim:
+        status = Status.RUNNING if run.info.status is Status.QUEUED else run.info.status
+        run.info = run.info._replace(
+            owner=worker, epoch=run.info.epoch + 1, due_at=None, status=status, updated_at=self._clock.now()
+        )
+        run.claimed_length = run.length
+        claim = Claim(run.info, run.lost_owner, run.lost_how, run.deaths, run.lone)
+        run.lost_owner = run.lost_how = None
+        return claim
+
+    def next_due(self, *, known: frozenset[tuple[str, int]]) -> int | None:
+        with self._shared.lock:
+            due = [run.info.due_at for _, run in self._claimable(known) if run.info.due_at is not None]
+            return min(due, default=None)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────
+    def changed(self) -> bool:
+        with self._shared.lock:
+            others = self._shared.commits - self._own_commits
+            news, self._seen_commits = others != self._seen_commits, others
+            return news
+
+    def find(self, run_id: str) -> RunInfo | None:
+        with self._shared.lock:
+            run = self._named(run_id)
+            return None if run is None else run.info
+
+    def _run(self, rid: int) -> _Run:
+        run = self._shared.runs.get(rid)
+        if run is None:
+            raise HistoryCorruptError(f"memory: there is no run with number {rid}")
+        return run
+
+    def load(self, rid: int, *, from_seq: int | None = None) -> Stored:
+        with self._shared.lock:
+            run = self._run(rid)
+            first = run.info.chapter_seq if from_seq is None else from_seq
+            return Stored(run.info, run.length, run.rows[-1].hash if run.rows else b"", tuple(run.rows[first:]))
+
+    def last_row(self, rid: int) -> Row:
+        with self._shared.lock:
+            rows = self._run(rid).rows
+            if not rows:
+                raise HistoryCorruptError(f"memory: run number {rid} has no events")
+            return rows[-1]
+
+    def blob(self, rid: int, digest: bytes) -> bytes:
+        with self._shared.lock:
+            data = self._run(rid).blobs.get(digest)
+            if data is None:
+                raise HistoryCorruptError(f"memory: run number {rid} has no blob {digest.hex()}")
+            return data
+
+    def mail(self, rids: Sequence[int] | None = None, *, owner: str | None = None) -> list[Mail]:
+        with self._shared.lock:
+            runs = self._owned(owner) if owner is not None else self._shared.runs.values()
+            chosen = [run for run in runs if rids is None or run.info.rid in rids]
+            waiting = [letter.mail for run in chosen for letter in run.letters if not letter.is_taken]
+            return sorted(waiting)
+
+    def runs(self, which: Filter) -> list[RunInfo]:
+        with self._shared.lock:
+            newest_first = sorted(self._shared.runs, reverse=True)
+            infos = (self._shared.runs[rid].info for rid in newest_first)
+            return [info for info in infos if _fits(info, which)][: which.limit]
+
+    # ── care ─────────────────────────────────────────────────────────────────────────────────
+    def prune(self, *, ended_before: int, limit: int) -> int:
+        with self._shared.lock:
+            old = [run for run in self._shared.runs.values() if self._is_prunable(run, ended_before)]
+            chosen = sorted(old, key=lambda run: (run.info.updated_at, run.info.rid))[:limit]
+            for run in chosen:
+                head = run.rows[-1].hash if run.rows else b""
+                self._shared.pruned[run.info.rid] = (run.info.run_id, run.length, head)
+                del self._shared.runs[run.info.rid], self._shared.by_id[run.info.run_id]
+            if chosen:
+                self._count_commit()
+            return len(chosen)
+
+    def _is_prunable(self, run: _Run, ended_before: int) -> bool:
+        if not run.info.status.is_final or run.info.updated_at >= ended_before:
+            return False
+        parent = self._named(run.info.parent_run_id) if run.info.parent_run_id is not None else None
+        return parent is None or parent.info.status.is_final
+
+    def heads(self) -> Iterator[tuple[str, int, int, bytes]]:
+        with self._shared.lock:
+            heads = {rid: (run_id, rid, length, head) for rid, (run_id, length, head) in self._shared.pruned.items()}
+            for rid, run in self._shared.runs.items():
+                heads[rid] = (run.info.run_id, rid, run.length, run.rows[-1].hash if run.rows else b"")
+        return (heads[rid] for rid in sorted(heads))
+
+    def backup(self, target: str, progress: Callable[[int, int], None] | None = None) -> None:
+        """Write what there is to `target` as JSON lines, one per run: to look at, nothing reads it back."""
+        with self._shared.lock:
+            lines = [json.dumps(stored, default=str) for stored in map(self.load, sorted(self._shared.runs))]
+        Path(target).write_text("".join(f"{line}\n" for line in lines))
+        if progress is not None:
+            progress(len(lines), len(lines))
+
+    def stats(self) -> Mapping[str, int | str]:
+        with self._shared.lock:
+            runs = list(self._shared.runs.values())
+            by_status = {f"runs_{status}": sum(run.info.status is status for run in runs) for status in Status}
+            return {
+                **by_status,
+                "runs": len(runs),
+                "runs_pruned": len(self._shared.pruned),
+                "events": sum(run.length for run in runs),
+                "blobs": sum(len(run.blobs) for run in runs),
+                "letters": sum(not letter.is_taken for run in runs for letter in run.letters),
+                "workers": len(self._shared.workers),
+                "bytes": sum(_size(run) for run in runs),
+                "schema_version": 0,
+            }
+
+    def close(self) -> None:
+        """The workers that entered by this handle lose their proof of life, as when their process ends."""
+        for worker in self._entered:
+            self.kill(worker)
+
+
+def _lease_until(now: int, lease_seconds: float) -> int:
+    return now + round(lease_seconds * MICROSECONDS)
+
+
+def _death(run: _Run, suspects: Sequence[_Run], retry_after: Sequence[float]) -> Death:
+    if not run.is_candidate:
+        return rules.INNOCENT
+    return rules.count_death(run.deaths, run.lone, is_alone=len(suspects) == 1, retry_after=retry_after)
+
+
+def _fits(info: RunInfo, which: Filter) -> bool:
+    return (
+        (which.workflow is None or info.workflow == which.workflow)
+        and (which.status is None or info.status in which.status)
+        and which.tags.items() <= info.tags.items()
+        and (which.created_from is None or info.created_at >= which.created_from)
+        and (which.created_until is None or info.created_at < which.created_until)
+        and (which.parent_run_id is None or info.parent_run_id == which.parent_run_id)
+        and (which.before_rid is None or info.rid < which.before_rid)
+    )
+
+
+def _size(run: _Run) -> int:
+    payloads = (len(part) for row in run.rows for part in (row.envelope, row.input, row.output) if part is not None)
+    return sum(payloads) + sum(map(len, run.blobs.values()))

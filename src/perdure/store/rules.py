@@ -1,0 +1,94 @@
+"""What every store decides in the same way, whichever database it has: pure functions, no I/O, no clock.
+
+A store asks here whether a write is well formed, whether a letter wakes a run, and what a death costs the runs of the
+dead worker.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from perdure.errors import PerdureBug
+from perdure.store.protocol import CONTROL_KINDS, Append, Change, NewRun, Row, Status, Wakes, Write
+
+CRASH_LOOP = "crash_loop"
+CRASH_LOOP_HINT = "each process that worked on it alone died without progress; fix the cause, then unblock the run"
+
+
+def check_write(write: Write) -> None:
+    """Refuse what no correct caller sends. PerdureBug, before anything is written."""
+    if isinstance(write, NewRun):
+        check_dense(write.rows, 0, write.run_id)
+    elif isinstance(write, Append):
+        check_append(write)
+
+
+def check_append(append: Append) -> None:
+    check_dense(append.rows, append.expected_length, append.rid)
+    for run in append.new_runs:
+        check_dense(run.rows, 0, run.run_id)
+    if append.change is not None:
+        check_ending(append.change, append.rid)
+
+
+def check_dense(rows: Sequence[Row], start: int, run: int | str) -> None:
+    """Positions of rows follow each other from `start` on."""
+    for seq, row in enumerate(rows, start):
+        if row[0] != seq:
+            raise PerdureBug(f"run {run}: a row for position {row[0]} was given where {seq} is next")
+
+
+def check_ending(change: Change, run: int) -> None:
+    """The letter to watchers is there exactly when the run ends."""
+    if (change.status is not None and change.status.is_final) != (change.ending is not None):
+        raise PerdureBug(f"run {run}: `ending` is given exactly when the status is final, not with {change.status}")
+
+
+def first_wakes(run: NewRun) -> Wakes:
+    """A run that waits for its start is not hastened by messages; one without a start time waits for them."""
+    return Wakes.MAIL if run.due_at is None else Wakes.CONTROL
+
+
+def is_waking(wakes: Wakes | str, kinds: Collection[str]) -> bool:
+    """Whether a letter of one of these kinds makes an unowned run due."""
+    if wakes == Wakes.CONTROL:
+        return not CONTROL_KINDS.isdisjoint(kinds)
+    return bool(kinds) and wakes == Wakes.MAIL
+
+
+def earlier(due_at: int | None, now: int) -> int:
+    """When a run is due that has just been woken."""
+    return now if due_at is None else min(due_at, now)
+
+
+def ending_letter_id(ended_rid: int, key: str) -> bytes:
+    """The id of the letter that tells a watcher of an end: the same however often it is sent."""
+    return hashlib.blake2b(f"{ended_rid}/{key}".encode(), digest_size=16).digest()
+
+
+class Death(NamedTuple):
+    """What a proven death of its owner makes of a run. `is_looping`: it is parked as `crash_loop`."""
+
+    deaths: int
+    lone: int
+    delay_seconds: float
+    is_looping: bool
+
+
+INNOCENT = Death(0, 0, 0.0, False)
+
+
+def count_death(deaths: int, lone: int, *, is_alone: bool, retry_after: Sequence[float]) -> Death:
+    """One more death without progress. Only a death alone counts towards `crash_loop`."""
+    deaths, lone = deaths + 1, lone + is_alone
+    if not retry_after:
+        return Death(deaths, lone, 0.0, False)
+    delay = retry_after[min(deaths, len(retry_after)) - 1]
+    return Death(deaths, lone, delay, lone >= len(retry_after))
+
+
+def is_candidate(status: str, kinds_since_claim: Collection[str], quiet: frozenset[str]) -> bool:
+    """Whether this run may have killed its worker: it was running, and nothing but starts had been recorded."""
+    return status == Status.RUNNING and quiet.issuperset(kinds_since_claim)

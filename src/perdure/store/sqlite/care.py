@@ -1,0 +1,84 @@
+"""Pruning, heads, backups and counts."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+
+from perdure.errors import StoreError
+from perdure.store.protocol import Status
+from perdure.store.sqlite.commit import QUERIES
+from perdure.store.sqlite.reading import Readers
+
+HEADS_PER_READ = 1000
+PAGES_PER_STEP = 1000
+
+
+def delete_run(connection: sqlite3.Connection, rid: int) -> None:
+    """The run with all that belongs to it; its line in `heads` stays."""
+    connection.execute(QUERIES["keep_head"], (rid,))
+    for table in ("events", "blobs", "letters", "watchers", "run"):
+        connection.execute(QUERIES[f"delete_{table}"], (rid,))
+
+
+def heads(readers: Readers) -> Iterator[tuple[str, int, int, bytes]]:
+    """In pages: no read stays open while the caller thinks."""
+    rid = 0
+    while page := _heads_after(readers, rid):
+        yield from page
+        rid = page[-1][1]
+
+
+def _heads_after(readers: Readers, rid: int) -> list[tuple[str, int, int, bytes]]:
+    with readers.connection() as connection:
+        values = {"rid": rid, "limit": HEADS_PER_READ}
+        return connection.execute(QUERIES["heads_after"], values).fetchall()
+
+
+def backup(readers: Readers, target: str, progress: Callable[[int, int], None] | None) -> None:
+    """Copy one snapshot, in steps, to a file that gets its name when it is complete."""
+    if os.path.exists(target):
+        raise StoreError(f"{target}: there is a file already; name another for the backup")
+    unfinished = f"{target}.unfinished"
+    if os.path.exists(unfinished):
+        os.unlink(unfinished)
+    try:
+        _copy(readers, unfinished, progress)
+        os.replace(unfinished, target)
+    finally:
+        if os.path.exists(unfinished):
+            os.unlink(unfinished)
+
+
+def _copy(readers: Readers, target: str, progress: Callable[[int, int], None] | None) -> None:
+    def tell(_status: int, remaining: int, total: int) -> None:
+        if progress is not None:
+            progress(total - remaining, total)
+
+    copy = sqlite3.connect(target, isolation_level=None)
+    try:
+        with readers.snapshot() as connection:
+            connection.execute(QUERIES["size"]).fetchone()
+            connection.backup(copy, pages=PAGES_PER_STEP, progress=tell)
+    finally:
+        copy.close()
+
+
+def counts(readers: Readers) -> dict[str, int]:
+    with readers.snapshot() as connection:
+        by_status = dict(connection.execute(QUERIES["count_runs"]).fetchall())
+        pruned, events, blobs, letters, workers = connection.execute(QUERIES["count_rest"]).fetchone()
+        (size,) = connection.execute(QUERIES["size"]).fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return {
+        **{f"runs_{status}": by_status.get(status, 0) for status in Status},
+        "runs": sum(by_status.values()),
+        "runs_pruned": pruned,
+        "events": events,
+        "blobs": blobs,
+        "letters": letters,
+        "workers": workers,
+        "bytes": size,
+        "schema_version": version,
+    }

@@ -1,0 +1,290 @@
+"""What a commit of many writes does inside its transaction.
+
+Each write is judged against what is there, in order; rows of all appends are collected and inserted together at the
+end. A plain append by the run's owner is judged by what the last commit left in memory (`Facts`) and reads nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from perdure.store import rules
+from perdure.store.protocol import (
+    QUIET_KINDS,
+    Append,
+    Change,
+    Done,
+    Ended,
+    Exists,
+    Fenced,
+    Letter,
+    Missing,
+    Moved,
+    NewRun,
+    Outcome,
+    Status,
+    Watch,
+    Write,
+)
+from perdure.store.sql import load_queries
+from perdure.store.sqlite.rows import run_info
+from perdure.store.sqlite.writer import Facts
+
+QUERIES = load_queries(Path(__file__).with_name("queries"))
+INSERT_EVENT = QUERIES["insert_event"]
+
+
+class Addressee(NamedTuple):
+    """What a letter has to know of the run that it is for."""
+
+    rid: int
+    status: str
+    owner: str | None
+    wakes: str
+    due_at: int | None
+
+
+class Commit:
+    """One transaction's worth of writes. `facts` are changed as it goes; the caller forgets them if it fails."""
+
+    def __init__(self, connection: sqlite3.Connection, facts: Facts, now: int) -> None:
+        self._connection = connection
+        self._facts = facts
+        self._now = now
+        self._events = list[tuple[Any, ...]]()
+        self._blobs = list[tuple[int, bytes, bytes]]()
+        self._taken = list[tuple[int, int]]()
+
+    def apply(self, writes: Sequence[Write]) -> list[Outcome]:
+        outcomes = [self._write(write) for write in writes]
+        self._flush()
+        return outcomes
+
+    def _write(self, write: Write) -> Outcome:
+        match write:
+            case Append():
+                return self._append(write)
+            case NewRun():
+                return self._start(write)
+            case Letter():
+                return self._send(write)
+
+    def _sql(self, name: str, *parameters: Any) -> sqlite3.Cursor:
+        return self._connection.execute(QUERIES[name], parameters)
+
+    def _flush(self) -> None:
+        """Insert what was collected. Before anything reads events, blobs or mail of this transaction."""
+        if self._events:
+            self._connection.executemany(INSERT_EVENT, self._events)
+            self._events.clear()
+        if self._blobs:
+            self._connection.executemany(QUERIES["insert_blob"], self._blobs)
+            self._blobs.clear()
+        if self._taken:
+            self._connection.executemany(QUERIES["take_letter"], self._taken)
+            self._taken.clear()
+
+    # ── appends ──────────────────────────────────────────────────────────────────────────────
+    def _append(self, append: Append) -> Outcome:
+        standing = self._facts.standing.get(append.rid)
+        if standing != (append.epoch, append.expected_length) or not append.rows:
+            refusal = self._judge(append)
+            if refusal is not None:
+                return refusal
+        if append.new_runs or append.watches:
+            refusal = self._judge_others(append)
+            if refusal is not None:
+                return refusal
+        return self._record(append)
+
+    def _judge(self, append: Append) -> Outcome | None:
+        """Why the append is not to be applied (now, or any more), or None."""
+        self._flush()
+        found = self._sql("standing", append.rid).fetchone()
+        if found is None:
+            return Missing()
+        epoch, status, last_seq, last_rowless = found
+        length = 0 if last_seq is None else last_seq + 1
+        if self._was_applied(append, last_rowless):
+            return Done(append.rid, append.expected_length + len(append.rows))
+        if epoch != append.epoch:
+            return Fenced(epoch)
+        if Status(status).is_final:
+            return Ended(Status(status))
+        return None if length == append.expected_length else Moved(length)
+
+    def _was_applied(self, append: Append, last_rowless: bytes | None) -> bool:
+        if not append.rows:
+            return last_rowless == append.id
+        found = self._sql("append_at", append.rid, append.expected_length).fetchone()
+        return found is not None and found[0] == append.id
+
+    def _judge_others(self, append: Append) -> Outcome | None:
+        created = set[str]()
+        for new in append.new_runs:
+            found = self._sql("run_by_id", new.run_id).fetchone()
+            if found is not None:
+                return Exists(run_info(found))
+            created.add(new.run_id)
+        for watch in append.watches:
+            if watch.run_id not in created and self._sql("rid_of", watch.run_id).fetchone() is None:
+                return Missing()
+        return None
+
+    def _record(self, append: Append) -> Done:
+        rid, rows = append.rid, append.rows
+        if rows:
+            self._events.append((rid, *rows[0], append.id))
+            for row in rows[1:]:
+                self._events.append((rid, *row, None))
+        else:
+            self._sql("note_rowless", append.id, rid)
+        length = append.expected_length + len(rows)
+        self._facts.standing[rid] = (append.epoch, length)
+        for digest, body in append.blobs:
+            self._blobs.append((rid, digest, body))
+        for mail_id in append.taken:
+            self._taken.append((mail_id, rid))
+        self._record_others(append)
+        return Done(rid, length)
+
+    def _record_others(self, append: Append) -> None:
+        """What touches the index row, or other runs. After the rows, in the order in which each may see the last."""
+        for new in append.new_runs:
+            self._create(new)
+        for watch in append.watches:
+            self._watch(watch)
+        if append.change is not None:
+            self._change(append.rid, append.change)
+        for letter in append.letters:
+            self._send(letter)
+
+    # ── changes of the index row ─────────────────────────────────────────────────────────────
+    def _change(self, rid: int, change: Change) -> None:
+        self._flush()
+        values: dict[str, Any] = {
+            "rid": rid,
+            "status": change.status,
+            "reason": change.reason,
+            "hint": change.hint,
+            "waiting": change.waiting,
+            "state": change.state,
+            "chapter_seq": change.chapter_seq,
+            "now": self._now,
+        }
+        if change.ending is not None:
+            self._end(rid, change.ending, values)
+        elif change.release:
+            self._release(rid, change, values)
+        else:
+            self._connection.execute(QUERIES["change_run"], values)
+
+    def _release(self, rid: int, change: Change, values: dict[str, Any]) -> None:
+        due_at = change.due_at
+        kinds = [kind for (kind,) in self._sql("waiting_kinds", rid)]
+        if rules.is_waking(change.wakes, kinds):
+            due_at = rules.earlier(due_at, self._now)
+        self._forgive(rid)
+        values |= {"due_at": due_at, "wakes": change.wakes, "ending": None}
+        self._connection.execute(QUERIES["release_run"], values)
+
+    def _forgive(self, rid: int) -> None:
+        """A run that made progress and was given up alive is no suspect any more."""
+        found = self._sql("deaths_without_progress", rid).fetchone()
+        if found is not None and not is_quiet(self._connection, rid, found[1]):
+            self._sql("forgive", rid)
+
+    def _end(self, rid: int, ending: bytes, values: dict[str, Any]) -> None:
+        values |= {"due_at": None, "wakes": "nothing", "ending": ending}
+        self._connection.execute(QUERIES["release_run"], values)
+        self._facts.standing.pop(rid, None)
+        self._sql("clear_mailbox", rid)
+        for watcher_rid, key in self._sql("watchers_of", rid).fetchall():
+            self._tell(rid, ending, watcher_rid, key)
+        self._sql("clear_watchers", rid)
+
+    def _watch(self, watch: Watch) -> None:
+        rid, status, ending = self._sql("watched", watch.run_id).fetchone()
+        if Status(status).is_final:
+            self._tell(rid, ending, watch.watcher_rid, watch.key)
+        else:
+            self._sql("insert_watcher", rid, watch.watcher_rid, watch.key)
+
+    def _tell(self, ended_rid: int, ending: bytes, watcher_rid: int, key: str) -> None:
+        found = self._sql("addressee_by_rid", watcher_rid).fetchone()
+        if found is not None and not Status(found[1]).is_final:
+            letter_id = rules.ending_letter_id(ended_rid, key)
+            self._deliver(Addressee(*found), letter_id, "child", key, ending, self._now)
+
+    # ── new runs ─────────────────────────────────────────────────────────────────────────────
+    def _start(self, new: NewRun) -> Outcome:
+        found = self._sql("rid_of", new.run_id).fetchone()
+        if found is None:
+            return Done(self._create(new), len(new.rows))
+        rid, create_id = found
+        if create_id == new.id:
+            return Done(rid, len(new.rows))
+        return Exists(run_info(self._sql("run_by_rid", rid).fetchone()))
+
+    def _create(self, new: NewRun) -> int:
+        rid = self._next_rid()
+        status, owner, epoch, due_at = self._first_owner(new)
+        self._sql(
+            "insert_run",
+            *(rid, new.run_id, new.id, new.workflow, new.version, status, owner, epoch, new.input_digest),
+            *(new.created_at, self._now, due_at, new.parent_run_id, _tags(new), rules.first_wakes(new), len(new.rows)),
+        )
+        self._events.extend((rid, *row, None) for row in new.rows)
+        self._blobs.extend((rid, digest, body) for digest, body in new.blobs)
+        self._facts.standing[rid] = (epoch, len(new.rows))
+        return rid
+
+    def _first_owner(self, new: NewRun) -> tuple[Status, str | None, int, int | None]:
+        """Status, owner, epoch, due time. An owner that has been declared dead meanwhile gets nothing."""
+        if new.owner is None:
+            return Status.QUEUED, None, 0, new.due_at
+        if self._has_entered(new.owner):
+            return Status.RUNNING, new.owner, 1, None
+        return Status.RUNNING, None, 1, self._now
+
+    def _has_entered(self, worker: str) -> bool:
+        if worker not in self._facts.workers and self._sql("worker_exists", worker).fetchone() is not None:
+            self._facts.workers.add(worker)
+        return worker in self._facts.workers
+
+    def _next_rid(self) -> int:
+        newest = self._facts.newest_rid
+        if newest is None:
+            (newest,) = self._sql("newest_rid").fetchone()
+        self._facts.newest_rid = newest + 1
+        return int(newest) + 1
+
+    # ── letters ──────────────────────────────────────────────────────────────────────────────
+    def _send(self, letter: Letter) -> Outcome:
+        found = self._sql("addressee", letter.run_id).fetchone()
+        if found is None:
+            return Missing()
+        run = Addressee(*found)
+        if Status(run.status).is_final:
+            return Ended(Status(run.status))
+        self._deliver(run, letter.id, letter.kind, letter.key, letter.body, letter.sent_at)
+        return Done(run.rid)
+
+    def _deliver(self, run: Addressee, letter_id: bytes, kind: str, key: str, body: bytes, sent_at: int) -> None:
+        cursor = self._sql("insert_letter", run.rid, letter_id, kind, key, body, sent_at)
+        if cursor.rowcount == 1 and run.owner is None and rules.is_waking(run.wakes, (kind,)):
+            self._sql("wake_run", rules.earlier(run.due_at, self._now), run.rid)
+
+
+def is_quiet(connection: sqlite3.Connection, rid: int, claimed_length: int) -> bool:
+    """Whether nothing but starts and takeovers was recorded since the run was claimed."""
+    kinds = connection.execute(QUERIES["kinds_since"], (rid, claimed_length))
+    return QUIET_KINDS.issuperset(kind for (kind,) in kinds)
+
+
+def _tags(new: NewRun) -> str:
+    return json.dumps(dict(new.tags)) if new.tags else "{}"

@@ -1,0 +1,104 @@
+-- A run's index row: one per run, for whoever looks for runs. It does not move on a plain append.
+CREATE TABLE runs (
+    rid INTEGER PRIMARY KEY,
+    run_id TEXT NOT NULL UNIQUE,
+    create_id BLOB NOT NULL,            -- id of the write that created it: the same write again is no conflict
+    workflow TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    reason TEXT,
+    hint TEXT,
+    owner TEXT,
+    epoch INTEGER NOT NULL,
+    input_digest BLOB NOT NULL,
+    created_at INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL,
+    due_at INTEGER,
+    parent_run_id TEXT,
+    tags TEXT NOT NULL,                 -- a JSON object
+    chapter_seq INTEGER NOT NULL DEFAULT 0,
+    wakes TEXT NOT NULL,
+    claimed_length INTEGER NOT NULL,    -- how long the history was when its owner got it
+    deaths INTEGER NOT NULL DEFAULT 0,
+    lone INTEGER NOT NULL DEFAULT 0,
+    lost_owner TEXT,
+    lost_how TEXT,
+    last_rowless BLOB,                  -- id of the last append without rows
+    waiting BLOB,
+    state BLOB,
+    ending BLOB
+) STRICT;
+
+CREATE INDEX runs_due ON runs (workflow, version, due_at) WHERE owner IS NULL AND due_at IS NOT NULL;
+CREATE INDEX runs_owned ON runs (owner) WHERE owner IS NOT NULL;
+CREATE INDEX runs_by_status ON runs (status);
+CREATE INDEX runs_by_parent ON runs (parent_run_id) WHERE parent_run_id IS NOT NULL;
+CREATE INDEX runs_ended ON runs (updated_at) WHERE status IN ('completed', 'failed', 'cancelled');
+
+-- Events of all runs in the order of their commits: a commit of many runs then writes few pages. Clustered by run
+-- (WITHOUT ROWID) the same batch dirties one page per run and costs four times as much.
+CREATE TABLE events (
+    rid INTEGER NOT NULL,
+    seq INTEGER NOT NULL,
+    at INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    envelope BLOB NOT NULL,
+    input BLOB,
+    output BLOB,
+    hash BLOB NOT NULL,
+    append_id BLOB                      -- on an append's first row
+) STRICT;
+
+CREATE UNIQUE INDEX events_by_run ON events (rid, seq);
+
+CREATE TABLE blobs (
+    rid INTEGER NOT NULL,
+    digest BLOB NOT NULL,
+    body BLOB NOT NULL
+) STRICT;
+
+CREATE UNIQUE INDEX blobs_by_run ON blobs (rid, digest);
+
+-- Letters. One that was taken stays, without its body, until its run ends: sent again it is still known.
+CREATE TABLE mailbox (
+    mail_id INTEGER PRIMARY KEY,
+    rid INTEGER NOT NULL,
+    letter_id BLOB NOT NULL,
+    kind TEXT NOT NULL,
+    key TEXT NOT NULL,
+    body BLOB NOT NULL,
+    sent_at INTEGER NOT NULL,
+    taken INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (rid, letter_id)
+) STRICT;
+
+CREATE INDEX mailbox_waiting ON mailbox (rid) WHERE taken = 0;
+
+-- Who is told when a run ends.
+CREATE TABLE watchers (
+    rid INTEGER NOT NULL,
+    watcher_rid INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    PRIMARY KEY (rid, watcher_rid, key)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE workers (
+    worker TEXT PRIMARY KEY,
+    host TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    started_at INTEGER NOT NULL,
+    lease_until INTEGER NOT NULL,
+    workflows TEXT NOT NULL             -- a JSON array
+) STRICT, WITHOUT ROWID;
+
+-- What stays of a run that was pruned.
+CREATE TABLE heads (
+    rid INTEGER PRIMARY KEY,
+    run_id TEXT NOT NULL,
+    workflow TEXT NOT NULL,
+    status TEXT NOT NULL,
+    length INTEGER NOT NULL,
+    head BLOB NOT NULL,
+    created_at INTEGER NOT NULL,
+    ended_at INTEGER NOT NULL
+) STRICT;

@@ -1,0 +1,56 @@
+-- Pruning, heads, counts.
+
+-- name: prunable
+SELECT rid FROM runs
+WHERE status IN ('completed', 'failed', 'cancelled') AND updated_at < :ended_before AND NOT EXISTS (
+    SELECT 1 FROM runs AS parent
+    WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('completed', 'failed', 'cancelled')
+)
+ORDER BY updated_at, rid LIMIT :limit;
+
+-- name: keep_head
+INSERT INTO heads (rid, run_id, workflow, status, length, head, created_at, ended_at)
+SELECT runs.rid, run_id, workflow, status, coalesce(seq + 1, 0), coalesce(hash, x''), created_at, updated_at
+FROM runs LEFT JOIN events
+    ON events.rid = runs.rid AND events.seq = (SELECT max(seq) FROM events WHERE events.rid = runs.rid)
+WHERE runs.rid = ?;
+
+-- name: delete_events
+DELETE FROM events WHERE rid = ?;
+
+-- name: delete_blobs
+DELETE FROM blobs WHERE rid = ?;
+
+-- name: delete_letters
+DELETE FROM mailbox WHERE rid = ?;
+
+-- name: delete_watchers
+DELETE FROM watchers WHERE rid = ?;
+
+-- name: delete_run
+DELETE FROM runs WHERE rid = ?;
+
+-- name: heads_after
+SELECT run_id, rid, length, head FROM (
+    SELECT run_id, rid, length, head FROM heads WHERE rid > :rid
+    UNION ALL
+    SELECT run_id, runs.rid, coalesce(seq + 1, 0), coalesce(hash, x'')
+    FROM runs LEFT JOIN events
+        ON events.rid = runs.rid AND events.seq = (SELECT max(seq) FROM events WHERE events.rid = runs.rid)
+    WHERE runs.rid > :rid
+)
+ORDER BY rid LIMIT :limit;
+
+-- name: count_runs
+SELECT status, count(*) FROM runs GROUP BY status;
+
+-- name: count_rest
+SELECT
+    (SELECT count(*) FROM heads),
+    (SELECT count(*) FROM events),
+    (SELECT count(*) FROM blobs),
+    (SELECT count(*) FROM mailbox WHERE taken = 0),
+    (SELECT count(*) FROM workers);
+
+-- name: size
+SELECT page_count * page_size FROM pragma_page_count, pragma_page_size;

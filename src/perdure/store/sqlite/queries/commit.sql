@@ -1,0 +1,97 @@
+-- What commits of writes need.
+
+-- name: standing
+SELECT epoch, status, (SELECT max(seq) FROM events WHERE events.rid = runs.rid), last_rowless
+FROM runs WHERE rid = ?;
+
+-- name: append_at
+SELECT append_id FROM events WHERE rid = ? AND seq = ?;
+
+-- name: insert_event
+INSERT INTO events (rid, seq, at, kind, envelope, input, output, hash, append_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: insert_blob
+INSERT INTO blobs (rid, digest, body) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: note_rowless
+UPDATE runs SET last_rowless = ? WHERE rid = ?;
+
+-- name: take_letter
+UPDATE mailbox SET taken = 1, body = x'' WHERE mail_id = ? AND rid = ?;
+
+-- name: newest_rid
+SELECT max(coalesce((SELECT max(rid) FROM runs), 0), coalesce((SELECT max(rid) FROM heads), 0));
+
+-- name: rid_of
+SELECT rid, create_id FROM runs WHERE run_id = ?;
+
+-- name: insert_run
+INSERT INTO runs (
+    rid, run_id, create_id, workflow, version, status, owner, epoch, input_digest,
+    created_at, updated_at, due_at, parent_run_id, tags, wakes, claimed_length
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: change_run
+UPDATE runs SET
+    status = coalesce(:status, status),
+    reason = iif(:status IS NULL, reason, :reason),
+    hint = iif(:status IS NULL, hint, :hint),
+    waiting = coalesce(:waiting, waiting),
+    state = coalesce(:state, state),
+    chapter_seq = coalesce(:chapter_seq, chapter_seq),
+    updated_at = :now
+WHERE rid = :rid;
+
+-- name: release_run
+UPDATE runs SET
+    status = coalesce(:status, status),
+    reason = iif(:status IS NULL, reason, :reason),
+    hint = iif(:status IS NULL, hint, :hint),
+    waiting = coalesce(:waiting, waiting),
+    state = coalesce(:state, state),
+    chapter_seq = coalesce(:chapter_seq, chapter_seq),
+    updated_at = :now,
+    owner = NULL,
+    due_at = :due_at,
+    wakes = :wakes,
+    ending = :ending
+WHERE rid = :rid;
+
+-- name: deaths_without_progress
+SELECT deaths, claimed_length FROM runs WHERE rid = ? AND deaths > 0;
+
+-- name: kinds_since
+SELECT DISTINCT kind FROM events WHERE rid = ? AND seq >= ?;
+
+-- name: forgive
+UPDATE runs SET deaths = 0, lone = 0 WHERE rid = ?;
+
+-- name: waiting_kinds
+SELECT DISTINCT kind FROM mailbox WHERE rid = ? AND taken = 0;
+
+-- name: clear_mailbox
+DELETE FROM mailbox WHERE rid = ?;
+
+-- name: addressee
+SELECT rid, status, owner, wakes, due_at FROM runs WHERE run_id = ?;
+
+-- name: addressee_by_rid
+SELECT rid, status, owner, wakes, due_at FROM runs WHERE rid = ?;
+
+-- name: insert_letter
+INSERT INTO mailbox (rid, letter_id, kind, key, body, sent_at) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: wake_run
+UPDATE runs SET due_at = ? WHERE rid = ?;
+
+-- name: watched
+SELECT rid, status, ending FROM runs WHERE run_id = ?;
+
+-- name: insert_watcher
+INSERT INTO watchers (rid, watcher_rid, key) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: watchers_of
+SELECT watcher_rid, key FROM watchers WHERE rid = ?;
+
+-- name: clear_watchers
+DELETE FROM watchers WHERE rid = ?;

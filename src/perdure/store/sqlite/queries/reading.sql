@@ -1,0 +1,64 @@
+-- Reads. Columns of a run in the order of RunInfo, of an event in the order of Row.
+
+-- name: run_by_id
+SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input_digest, created_at, updated_at,
+    due_at, parent_run_id, tags, chapter_seq, waiting, state
+FROM runs WHERE run_id = ?;
+
+-- name: run_by_rid
+SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input_digest, created_at, updated_at,
+    due_at, parent_run_id, tags, chapter_seq, waiting, state
+FROM runs WHERE rid = ?;
+
+-- name: list_runs
+SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input_digest, created_at, updated_at,
+    due_at, parent_run_id, tags, chapter_seq, waiting, state
+FROM runs WHERE TRUE
+
+-- name: and_workflow
+AND workflow = :workflow
+
+-- name: and_status
+AND status IN (SELECT value FROM json_each(:status))
+
+-- name: and_tags
+AND NOT EXISTS (
+    SELECT 1 FROM json_each(:tags) AS wanted
+    LEFT JOIN json_each(runs.tags) AS had ON had.key = wanted.key AND had.value = wanted.value
+    WHERE had.key IS NULL
+)
+
+-- name: and_created_from
+AND created_at >= :created_from
+
+-- name: and_created_until
+AND created_at < :created_until
+
+-- name: and_parent_run_id
+AND parent_run_id = :parent_run_id
+
+-- name: and_before_rid
+AND rid < :before_rid
+
+-- name: newest_first
+ORDER BY rid DESC LIMIT :limit
+
+-- name: events_from
+SELECT seq, at, kind, envelope, input, output, hash FROM events WHERE rid = ? AND seq >= ? ORDER BY seq;
+
+-- name: last_event
+SELECT seq, at, kind, envelope, input, output, hash FROM events WHERE rid = ? ORDER BY seq DESC LIMIT 1;
+
+-- name: blob
+SELECT body FROM blobs WHERE rid = ? AND digest = ?;
+
+-- name: mail_of_run
+SELECT mail_id, rid, kind, key, body, sent_at FROM mailbox WHERE rid = ? AND taken = 0;
+
+-- name: mail_of_owner
+SELECT mail_id, mailbox.rid, kind, key, body, sent_at
+FROM runs JOIN mailbox ON mailbox.rid = runs.rid AND taken = 0
+WHERE owner = ?;
+
+-- name: all_mail
+SELECT mail_id, rid, kind, key, body, sent_at FROM mailbox WHERE taken = 0;

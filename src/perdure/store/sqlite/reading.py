@@ -1,0 +1,146 @@
+"""Reads: on connections of their own, so that no reader waits for the writer or keeps it waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from perdure.errors import HistoryCorruptError
+from perdure.store.protocol import Filter, Mail, Row, RunInfo, Stored, WorkerInfo
+from perdure.store.sqlite.commit import QUERIES
+from perdure.store.sqlite.connect import connect, translated
+from perdure.store.sqlite.rows import run_info, worker_info
+
+IDLE_READERS_MAX = 4
+
+
+class Readers:
+    """A few connections for reading, lent to one thread at a time."""
+
+    def __init__(self, path: str, *, busy_seconds: float) -> None:
+        self.path = path
+        self._busy_seconds = busy_seconds
+        self._idle = list[sqlite3.Connection]()
+        self._is_closed = False
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[sqlite3.Connection]:
+        try:
+            connection = self._take()
+            try:
+                yield connection
+            finally:
+                self._give_back(connection)
+        except sqlite3.Error as error:
+            raise translated(error, self.path) from error
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[sqlite3.Connection]:
+        """Reads that all see the same state."""
+        with self.connection() as connection:
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                connection.execute("COMMIT")
+
+    def _take(self) -> sqlite3.Connection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return connect(self.path, busy_seconds=self._busy_seconds, is_reader=True)
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        if self._is_closed or connection.in_transaction or len(self._idle) >= IDLE_READERS_MAX:
+            connection.close()
+        else:
+            self._idle.append(connection)
+
+    def close(self) -> None:
+        self._is_closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    # ── what is read ─────────────────────────────────────────────────────────────────────────
+    def all(self, name: str, *parameters: Any) -> list[Any]:
+        with self.connection() as connection:
+            return connection.execute(QUERIES[name], parameters).fetchall()
+
+    def first(self, name: str, *parameters: Any) -> Any:
+        """The first row, or None."""
+        with self.connection() as connection:
+            return connection.execute(QUERIES[name], parameters).fetchone()
+
+    def find(self, run_id: str) -> RunInfo | None:
+        found = self.first("run_by_id", run_id)
+        return None if found is None else run_info(found)
+
+    def load(self, rid: int, from_seq: int | None) -> Stored:
+        with self.snapshot() as connection:
+            found = connection.execute(QUERIES["run_by_rid"], (rid,)).fetchone()
+            if found is None:
+                raise HistoryCorruptError(f"{self.path}: there is no run with number {rid}")
+            info = run_info(found)
+            first = info.chapter_seq if from_seq is None else from_seq
+            rows = connection.execute(QUERIES["events_from"], (rid, first)).fetchall()
+            last = rows[-1] if rows else connection.execute(QUERIES["last_event"], (rid,)).fetchone()
+        self._check_dense(info, first, rows)
+        length, head = (0, b"") if last is None else (last[0] + 1, last[6])
+        return Stored(info, length, head, list(map(Row._make, rows)))
+
+    def _check_dense(self, info: RunInfo, first: int, rows: Sequence[Any]) -> None:
+        if [row[0] for row in rows] != list(range(first, first + len(rows))):
+            expected = next(seq for seq, row in enumerate(rows, first) if row[0] != seq)
+            raise HistoryCorruptError(
+                f"{self.path}: run {info.run_id} has no event {expected}, but later ones; restore a backup"
+            )
+
+    def last_row(self, rid: int) -> Row:
+        found = self.first("last_event", rid)
+        if found is None:
+            raise HistoryCorruptError(f"{self.path}: run number {rid} has no events")
+        return Row._make(found)
+
+    def blob(self, rid: int, digest: bytes) -> bytes:
+        found = self.first("blob", rid, digest)
+        if found is None:
+            raise HistoryCorruptError(f"{self.path}: run number {rid} has no blob {digest.hex()}")
+        return bytes(found[0])
+
+    def mail(self, rids: Sequence[int] | None, owner: str | None) -> list[Mail]:
+        if owner is not None:
+            found = self.all("mail_of_owner", owner)
+        elif rids is None:
+            found = self.all("all_mail")
+        else:
+            with self.snapshot() as connection:
+                found = [row for rid in set(rids) for row in connection.execute(QUERIES["mail_of_run"], (rid,))]
+        mails = sorted(map(Mail._make, found))
+        return mails if rids is None else [mail for mail in mails if mail.rid in rids]
+
+    def runs(self, which: Filter) -> list[RunInfo]:
+        values = _filter_values(which)
+        parts = ["list_runs", *(f"and_{name}" for name in values), "newest_first"]
+        query = " ".join(QUERIES[part] for part in parts)
+        with self.connection() as connection:
+            return [run_info(row) for row in connection.execute(query, {**values, "limit": which.limit})]
+
+    def workers(self) -> list[WorkerInfo]:
+        return [worker_info(row) for row in self.all("all_workers")]
+
+
+def _filter_values(which: Filter) -> dict[str, Any]:
+    """The fields that narrow, by name."""
+    values: dict[str, Any] = {
+        "workflow": which.workflow,
+        "status": None if which.status is None else json.dumps(sorted(which.status)),
+        "tags": json.dumps(dict(which.tags)) if which.tags else None,
+        "created_from": which.created_from,
+        "created_until": which.created_until,
+        "parent_run_id": which.parent_run_id,
+        "before_rid": which.before_rid,
+    }
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,27 @@
+"""Rows of the database as values of the protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from perdure.store.protocol import RunInfo, Status, WorkerInfo
+
+RUN_COLUMNS = len(RunInfo._fields)
+
+
+def run_info(columns: Sequence[Any]) -> RunInfo:
+    """From the columns that every query on runs gives, in the order of RunInfo."""
+    tags = columns[14]
+    return RunInfo(
+        *columns[:4],
+        Status(columns[4]),
+        *columns[5:14],
+        {} if tags == "{}" else json.loads(tags),
+        *columns[15:RUN_COLUMNS],
+    )
+
+
+def worker_info(columns: Sequence[Any]) -> WorkerInfo:
+    return WorkerInfo(*columns[:5], tuple(json.loads(columns[5])))

@@ -1,0 +1,71 @@
+"""Whether a file is a perdure store, and how an empty or older one becomes one of this version."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from perdure.errors import StoreFormatError, StoreUnsupportedError
+from perdure.store.sql import load_migrations
+
+APPLICATION_ID = 0x70657264
+"""The letters `perd`, in the file's header."""
+
+OLDEST_SQLITE = (3, 37, 0)
+
+
+def prepare(connection: sqlite3.Connection, path: str) -> None:
+    """Bring the file to this version's schema. The caller holds the writers' queue.
+
+    Each migration is one transaction with its version number: killed anywhere, the next opener goes on from there.
+    """
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise StoreUnsupportedError(f"SQLite {sqlite3.sqlite_version} is too old; perdure needs 3.37 or newer")
+    migrations = load_migrations(Path(__file__).with_name("migrations"))
+    version = _version(connection, path)
+    if version > len(migrations):
+        raise StoreFormatError(
+            f"{path}: schema version {version} was written by a newer perdure, this one knows {len(migrations)}; "
+            "upgrade perdure, or name another file"
+        )
+    if version == len(migrations):
+        return
+    connection.execute("PRAGMA journal_mode = WAL")
+    for number, script in enumerate(migrations[version:], version + 1):
+        _migrate(connection, number, script)
+
+
+def _version(connection: sqlite3.Connection, path: str) -> int:
+    (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    if application_id == APPLICATION_ID:
+        return int(version)
+    if application_id or version or tables:
+        raise StoreFormatError(f"{path}: this database belongs to something else; name another file")
+    return 0
+
+
+def _migrate(connection: sqlite3.Connection, number: int, script: str) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        for statement in _statements(script):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {number}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _statements(script: str) -> list[str]:
+    """The script's statements one by one: `executescript` would commit before it starts."""
+    statements, piece = list[str](), ""
+    for line in script.splitlines(keepends=True):
+        piece += line
+        if sqlite3.complete_statement(piece):
+            statements.append(piece)
+            piece = ""
+    return statements

@@ -1,0 +1,236 @@
+"""The SQLite store: the protocol's methods, each one transaction of the writer or one read.
+
+Nothing here interprets an event. What happens inside a transaction stands in `commit`, `workers` and `care`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from perdure.clock import MICROSECONDS, Clock, SystemClock
+from perdure.errors import ForkedError, StoreBusyError, StoreError, StoreFullError
+from perdure.store import rules
+from perdure.store.protocol import (
+    Claim,
+    Filter,
+    Mail,
+    Outcome,
+    Row,
+    RunInfo,
+    Stored,
+    WorkerInfo,
+    Write,
+)
+from perdure.store.sqlite import care, workers
+from perdure.store.sqlite.commit import QUERIES, Commit
+from perdure.store.sqlite.connect import connect, translated
+from perdure.store.sqlite.locks import Liveness, WriterQueue, check_locks_hold
+from perdure.store.sqlite.reading import Readers
+from perdure.store.sqlite.schema import prepare
+from perdure.store.sqlite.workers import Known
+from perdure.store.sqlite.writer import Writer
+
+PRUNE_SECONDS = 0.01
+
+
+class SqliteStore:
+    """The protocol in a SQLite file, shared by the processes of one machine."""
+
+    def __init__(self, path: str, *, clock: Clock | None = None, busy_seconds: float = 10.0) -> None:
+        self._path = os.path.realpath(path)
+        self._clock = clock or SystemClock()
+        self._pid = os.getpid()
+        self._open(busy_seconds)
+
+    def _open(self, busy_seconds: float) -> None:
+        check_locks_hold(f"{self._path}-lock")
+        queue = WriterQueue(f"{self._path}-lock")
+        queue.acquire(until=time.monotonic() + busy_seconds)
+        try:
+            connection = connect(self._path, busy_seconds=busy_seconds)
+            prepare(connection, self._path)
+            connection.close()
+        finally:
+            queue.release()
+        self._writer = Writer(self._path, queue, busy_seconds=busy_seconds)
+        self._readers = Readers(self._path, busy_seconds=busy_seconds)
+        self._liveness = Liveness(f"{self._path}-workers")
+
+    @property
+    def url(self) -> str:
+        return f"sqlite:///{self._path}"
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedError(f"{self._path}: this handle was opened before fork(); open the store anew in the child")
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────
+    def commit(self, writes: Sequence[Write]) -> list[Outcome]:
+        self._check_process()
+        for write in writes:
+            rules.check_write(write)
+        try:
+            return self._commit(writes)
+        except StoreBusyError:
+            raise
+        except StoreError:
+            if len(writes) < 2:
+                raise
+        return [outcome for write in writes for outcome in self._commit([write])]
+
+    def _commit(self, writes: Sequence[Write]) -> list[Outcome]:
+        with self._writer.transaction() as connection:
+            return Commit(connection, self._writer.facts, self._clock.now()).apply(writes)
+
+    def is_free(self) -> bool:
+        self._check_process()
+        return self._writer.is_free()
+
+    # ── workers ──────────────────────────────────────────────────────────────────────────────
+    def enter(self, worker: str, *, lease_seconds: float, workflows: Sequence[str]) -> None:
+        self._check_process()
+        self._liveness.prove(worker)
+        now = self._clock.now()
+        row = (worker, socket.gethostname(), self._pid, now, self._lease(now, lease_seconds), json.dumps(list(workflows)))
+        with self._writer.transaction() as connection:
+            workers.bury(connection, worker, proven=False, retry_after=(), now=now)
+            connection.execute(QUERIES["enter_worker"], row)
+            self._writer.facts.forget()
+
+    def _lease(self, now: int, lease_seconds: float) -> int:
+        return now + round(lease_seconds * MICROSECONDS)
+
+    def renew(self, worker: str, *, lease_seconds: float) -> bool:
+        self._check_process()
+        with self._writer.transaction() as connection:
+            until = self._lease(self._clock.now(), lease_seconds)
+            return connection.execute(QUERIES["renew_worker"], (until, worker)).rowcount == 1
+
+    def leave(self, worker: str) -> None:
+        self._check_process()
+        with self._writer.transaction() as connection:
+            connection.execute(QUERIES["leave_runs"], {"worker": worker, "now": self._clock.now()})
+            connection.execute(QUERIES["delete_worker"], (worker,))
+            self._writer.facts.forget()
+            self._liveness.sweep(worker)
+        self._liveness.drop(worker)
+
+    def kill(self, worker: str) -> None:
+        """Drop the worker's proof of life, as its process's death would. The worker does not notice. For tests."""
+        self._liveness.drop(worker)
+
+    def workers(self) -> list[WorkerInfo]:
+        self._check_process()
+        return self._readers.workers()
+
+    def lost(self, me: str) -> list[tuple[str, bool]]:
+        self._check_process()
+        now = self._clock.now()
+        leases = self._readers.all("other_leases", me)
+        found = [(worker, self._liveness.is_dead(worker), lease_until < now) for worker, lease_until in leases]
+        return [(worker, is_dead) for worker, is_dead, is_late in found if is_dead or is_late]
+
+    def take_over(self, dead: str, *, proven: bool, retry_after: Sequence[float]) -> int:
+        self._check_process()
+        with self._writer.transaction() as connection:
+            if not workers.has_entered(connection, dead) or (proven and not self._liveness.is_dead(dead)):
+                return 0
+            freed = workers.bury(connection, dead, proven=proven, retry_after=retry_after, now=self._clock.now())
+            self._writer.facts.forget()
+            return len(freed)
+
+    def claim(
+        self, worker: str, *, now: int, limit: int, known: Known, only: frozenset[str] | None = None
+    ) -> list[Claim]:
+        self._check_process()
+        with self._readers.snapshot() as connection:
+            if not workers.due_runs(connection, now=now, limit=1, known=known, only=only):
+                return []
+        with self._writer.transaction() as connection:
+            if not workers.has_entered(connection, worker):
+                return []
+            due = workers.due_runs(connection, now=now, limit=limit, known=known, only=only)
+            if workers.has_suspect(connection, worker):
+                due = [run for run in due if run.deaths < 2]
+            claims = list[Claim]()
+            for run in due:
+                claim, length = workers.claim_run(connection, run.rid, worker, self._clock.now())
+                self._writer.facts.standing[run.rid] = (claim.info.epoch, length)
+                claims.append(claim)
+            return claims
+
+    def next_due(self, *, known: Known) -> int | None:
+        self._check_process()
+        with self._readers.snapshot() as connection:
+            return workers.first_due(connection, known)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────
+    def changed(self) -> bool:
+        self._check_process()
+        return self._writer.changed()
+
+    def find(self, run_id: str) -> RunInfo | None:
+        self._check_process()
+        return self._readers.find(run_id)
+
+    def load(self, rid: int, *, from_seq: int | None = None) -> Stored:
+        self._check_process()
+        return self._readers.load(rid, from_seq)
+
+    def last_row(self, rid: int) -> Row:
+        self._check_process()
+        return self._readers.last_row(rid)
+
+    def blob(self, rid: int, digest: bytes) -> bytes:
+        self._check_process()
+        return self._readers.blob(rid, digest)
+
+    def mail(self, rids: Sequence[int] | None = None, *, owner: str | None = None) -> list[Mail]:
+        self._check_process()
+        return self._readers.mail(rids, owner)
+
+    def runs(self, which: Filter) -> list[RunInfo]:
+        self._check_process()
+        return self._readers.runs(which)
+
+    # ── care ─────────────────────────────────────────────────────────────────────────────────
+    def prune(self, *, ended_before: int, limit: int) -> int:
+        self._check_process()
+        pruned = 0
+        while pruned < limit and (some := self._prune_some(ended_before, limit - pruned)):
+            pruned += some
+        return pruned
+
+    def _prune_some(self, ended_before: int, limit: int) -> int:
+        """As many as fit into a short transaction, at least one."""
+        stop = time.monotonic() + PRUNE_SECONDS
+        with self._writer.transaction() as connection:
+            values = {"ended_before": ended_before, "limit": min(limit, 100)}
+            rids = [rid for (rid,) in connection.execute(QUERIES["prunable"], values)]
+            for done, rid in enumerate(rids, 1):
+                care.delete_run(connection, rid)
+                if time.monotonic() > stop:
+                    return done
+            return len(rids)
+
+    def heads(self) -> Iterator[tuple[str, int, int, bytes]]:
+        self._check_process()
+        return care.heads(self._readers)
+
+    def backup(self, target: str, progress: Callable[[int, int], None] | None = None) -> None:
+        self._check_process()
+        care.backup(self._readers, os.path.realpath(target), progress)
+
+    def stats(self) -> Mapping[str, int | str]:
+        self._check_process()
+        return care.counts(self._readers)
+
+    def close(self) -> None:
+        self._check_process()
+        self._liveness.close()
+        self._readers.close()
+        self._writer.close()

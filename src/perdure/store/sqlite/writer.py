@@ -1,0 +1,149 @@
+"""The one connection of a store that writes: whose turn it is, how a transaction begins and ends, what is news.
+
+It also keeps what it has verified (`Facts`) for as long as nobody else commits, so that a plain append need not ask
+the database for what this process itself wrote last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from perdure.errors import StoreBusyError
+from perdure.store.sqlite.connect import connect, translated
+from perdure.store.sqlite.locks import WriterQueue
+
+RUNS_REMEMBERED_MAX = 50_000
+
+
+@dataclass(slots=True)
+class Facts:
+    """What the last transaction left behind; true until somebody else commits.
+
+    `standing`: epoch and length of runs that have not ended. `workers`: names of those that have entered.
+    """
+
+    standing: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    workers: set[str] = field(default_factory=set[str])
+    newest_rid: int | None = None
+
+    def forget(self) -> None:
+        self.standing.clear()
+        self.workers.clear()
+        self.newest_rid = None
+
+
+class Writer:
+    """A connection with the lock that its users hold while they use it."""
+
+    def __init__(self, path: str, queue: WriterQueue, *, busy_seconds: float) -> None:
+        self.path = path
+        self.facts = Facts()
+        self._queue = queue
+        self._busy_seconds = busy_seconds
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._version: int | None = None
+        self._is_news = False
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Begin, and commit at the end or undo everything. SQLite's errors come out as ours."""
+        connection = self.begin()
+        try:
+            yield connection
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._undo(connection)
+            raise translated(error, self.path) from error
+        except BaseException:
+            self._undo(connection)
+            raise
+        finally:
+            self._done()
+
+    def begin(self) -> sqlite3.Connection:
+        until = time.monotonic() + self._busy_seconds
+        if not self._lock.acquire(timeout=self._busy_seconds):
+            raise StoreBusyError(f"{self.path}: another thread is writing for too long")
+        try:
+            self._queue.acquire(until=until)
+        except BaseException:
+            self._lock.release()
+            raise
+        try:
+            connection = self._connected()
+            connection.execute("BEGIN IMMEDIATE")
+            self._look_for_news(connection)
+            return connection
+        except BaseException as error:
+            if self._connection is not None:
+                self._undo(self._connection)
+            self._done()
+            if isinstance(error, sqlite3.Error):
+                raise translated(error, self.path) from error
+            raise
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = connect(self.path, busy_seconds=self._busy_seconds)
+            self._version = None
+        return self._connection
+
+    def _done(self) -> None:
+        self._queue.release()
+        self._lock.release()
+
+    def _undo(self, connection: sqlite3.Connection) -> None:
+        """Roll back; a connection that cannot even do that is replaced by the next transaction."""
+        self.facts.forget()
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error:
+            self._connection = None
+            connection.close()
+
+    def _look_for_news(self, connection: sqlite3.Connection) -> None:
+        (version,) = connection.execute("PRAGMA data_version").fetchone()
+        if version != self._version:
+            self._is_news = self._is_news or self._version is not None
+            self._version = version
+            self.facts.forget()
+        elif len(self.facts.standing) > RUNS_REMEMBERED_MAX:
+            self.facts.forget()
+
+    def is_free(self) -> bool:
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._queue.is_free()
+        finally:
+            self._lock.release()
+
+    def changed(self) -> bool:
+        """Whether anybody else committed since the last call. While this process commits, that looks for it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._look_for_news(self._connected())
+            except sqlite3.Error as error:
+                raise translated(error, self.path) from error
+            finally:
+                self._lock.release()
+        news, self._is_news = self._is_news, False
+        return news
+
+    def close(self) -> None:
+        """In the queue: whoever closes last folds the log back into the file."""
+        with self._lock:
+            self._queue.acquire(until=time.monotonic() + self._busy_seconds)
+            try:
+                if self._connection is not None:
+                    self._connection.close()
+                    self._connection = None
+            finally:
+                self._queue.release()
