@@ -290,7 +290,7 @@ def classify(error: BaseException, *, now: int) -> Failure:
     """
     if isinstance(error, asyncio.CancelledError):
         raise errors.PerdureBug("a cancellation was classified as a failure")
-    chain = list(evidence.links(error))
+    chain = [link for link in evidence.links(error) if isinstance(link, Exception)]  # exit(404) is no HTTP status
     for tier in (_verdict, _refusal, _answer):
         for link in chain:
             if (failure := tier(link, now)) is not None:
