@@ -1,0 +1,115 @@
+"""The processes of the demo: services that end with us, and workers that are nothing but `python claims_agent.py`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perdure.cli.demo.figures import Sending
+
+HERE = Path(__file__).resolve().parent
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+REQUEST_SECONDS_MAX = 100.0
+
+
+def examples() -> Path:
+    """The folder with the agent and its claims: the one of the checkout, else the copy that was installed with us."""
+    checkout = HERE.parents[3] / "examples"
+    return checkout if (checkout / "claims_agent.py").exists() else HERE / "examples"
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service, asked by HTTP."""
+
+    name: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def records(self, *, only_unanswered: bool = False) -> list[Sending]:
+        path = "/records?unanswered=1" if only_unanswered else "/records"
+        with DIRECT.open(self.url + path, timeout=REQUEST_SECONDS_MAX) as response:
+            return [Sending.read(self.name, record) for record in json.load(response)["requests"]]
+
+    def answer_to(self, sending: Sending) -> str:
+        """What the model says when this request is sent once more."""
+        request = urllib.request.Request(self.url + sending.path, data=sending.body.encode(), method=sending.method)
+        request.add_header("Authorization", "Bearer curious")
+        with DIRECT.open(request, timeout=REQUEST_SECONDS_MAX) as response:
+            return str(json.load(response)["choices"][0]["message"]["content"])
+
+
+@contextmanager
+def service(name: str, directory: Path, *options: str) -> Generator[Service, None, None]:
+    """Start a service of services.py; it ends when the block does, or when this process dies in whatever way."""
+    command = [
+        sys.executable,
+        "-I",
+        str(HERE / "services.py"),
+        name,
+        "--database",
+        str(directory / f"{name}.db"),
+        *options,
+    ]
+    with (
+        (directory / f"{name}.log").open("wb") as log,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            yield Service(name, int(process.stdout.readline()))
+        finally:
+            process.stdin.close()
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process that runs the agent, and what it says."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def said(self) -> str:
+        return self.log.read_text(encoding="utf-8", errors="replace").strip()
+
+    def is_ready(self) -> bool:
+        return "ready" in self.said().split()
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+
+@contextmanager
+def worker(number: int, directory: Path, environment: Mapping[str, str]) -> Generator[Worker, None, None]:
+    """Start the agent on the store in `directory`; whatever is left of it is killed when the block ends."""
+    command: list[Any] = [
+        sys.executable,
+        examples() / "claims_agent.py",
+        directory / "perdure.db",
+        examples() / "claims.json",
+    ]
+    log = directory / f"worker-{number}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(environment)
+        )
+    try:
+        yield Worker(process, log)
+    finally:
+        process.kill()
+        process.wait()
