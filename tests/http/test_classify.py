@@ -363,6 +363,7 @@ def test_a_model_that_stopped_for_another_reason_did_not_refuse() -> None:
             Kind.RETRYABLE,
             Sent.NOT_SENT,
         ),
+        (foreign("httpx2", "ConnectError"), Kind.RETRYABLE, Sent.NOT_SENT),
         (foreign("botocore.exceptions", "EndpointConnectionError"), Kind.RETRYABLE, Sent.NOT_SENT),
         (ssl.SSLCertVerificationError("expired"), Kind.FINAL, Sent.NOT_SENT),
         (TimeoutError(), Kind.RETRYABLE, Sent.UNKNOWN),

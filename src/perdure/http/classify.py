@@ -171,6 +171,17 @@ _UNANSWERED = Rule(Kind.RETRYABLE, Sent.UNKNOWN, "no answer in time")
 _LOST = Rule(Kind.RETRYABLE, Sent.UNKNOWN, "the connection was lost")
 _NO_ADDRESS = Rule(Kind.FINAL, Sent.NOT_SENT, "not a usable address")
 
+_HTTPX: Mapping[str, Rule] = {
+    "ConnectError": _UNREACHED,
+    "ConnectTimeout": _UNREACHED,
+    "PoolTimeout": _UNREACHED,
+    "ProxyError": _UNREACHED,
+    "UnsupportedProtocol": _NO_ADDRESS,
+    "InvalidURL": _NO_ADDRESS,
+    "TimeoutException": _UNANSWERED,
+    "NetworkError": _LOST,
+    "TransportError": _LOST,
+}
 NETWORK: Mapping[str, Rule] = {
     # by "package.Class", base classes included; a rule that proves "not sent" must name the package
     "builtins.ConnectionRefusedError": _UNREACHED,
@@ -180,19 +191,9 @@ NETWORK: Mapping[str, Rule] = {
     "socket.gaierror": _UNREACHED,
     "ssl.SSLCertVerificationError": Rule(Kind.FINAL, Sent.NOT_SENT, "the certificate was not accepted"),
     "http.HTTPException": _LOST,
-    "httpx.ConnectError": _UNREACHED,
-    "httpx.ConnectTimeout": _UNREACHED,
-    "httpx.PoolTimeout": _UNREACHED,
-    "httpx.ProxyError": _UNREACHED,
-    "httpx.UnsupportedProtocol": _NO_ADDRESS,
-    "httpx.InvalidURL": _NO_ADDRESS,
-    "httpx.TimeoutException": _UNANSWERED,
-    "httpx.TransportError": _LOST,
-    "httpcore.ConnectError": _UNREACHED,
-    "httpcore.ConnectTimeout": _UNREACHED,
-    "httpcore.PoolTimeout": _UNREACHED,
-    "httpcore.TimeoutException": _UNANSWERED,
-    "httpcore.NetworkError": _LOST,
+    **{
+        f"{root}.{name}": rule for root in ("httpx", "httpx2", "httpcore", "httpcore2") for name, rule in _HTTPX.items()
+    },
     "requests.ConnectTimeout": _UNREACHED,
     "requests.InvalidURL": _NO_ADDRESS,
     "requests.MissingSchema": _NO_ADDRESS,
