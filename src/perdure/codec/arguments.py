@@ -1,0 +1,243 @@
+"""How are the arguments of a call recorded?
+
+As an object by parameter name, of what the caller passed: defaults are not filled in (changing a default must not change old
+records), and `f(1)` and `f(x=1)` are the same call. `*args` is a list under its name, `**kwargs` an object under its name.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from inspect import Parameter
+from typing import Any
+
+from perdure.codec.canonical import canonical_bytes, parse
+from perdure.codec.hints import Unresolved, resolved_hints, shape_of
+from perdure.codec.plain import NONE, escaped, unescaped
+from perdure.codec.shape import Shape, Unfit, key_step, not_wire, too_deep
+from perdure.codec.unions import union_shape
+from perdure.codec.values import TAG, ValueCodec, codec_for
+from perdure.errors import DeclarationError, DecodeError, EncodeError
+
+
+class ArgumentsCodec:
+    """The arguments and the result of one function ⇄ canonical JSON. Get one with `arguments_codec_for`."""
+
+    __slots__ = ("_by_name", "_parameters", "_positional", "_table", "name", "result", "_var_keyword", "_var_positional")
+
+    def __init__(self, name: str, parameters: list[Parameter], shapes: dict[str, Shape], result: ValueCodec) -> None:
+        self.name, self.result = name, result
+        self._parameters = {each.name: each for each in parameters if each.kind not in _VARIADIC}
+        self._positional = [each for each in parameters if each.kind in _POSITIONAL]
+        self._table = [(each.name, shapes[each.name].own, shapes[each.name].to_wire) for each in self._positional]
+        self._by_name = shapes
+        self._var_positional = next((each.name for each in parameters if each.kind is Parameter.VAR_POSITIONAL), None)
+        self._var_keyword = next((each.name for each in parameters if each.kind is Parameter.VAR_KEYWORD), None)
+
+    def dumps(self, args: tuple[Any, ...], kwargs: dict[str, Any], at: str = "$") -> bytes:
+        """The canonical JSON of a call's arguments.
+
+        Raises TypeError, in Python's words, when they do not fit the signature, and EncodeError naming parameter and path for a
+        value that would not come back equal.
+        """
+        name = ""
+        wire: dict[str, Any] = {}
+        try:
+            if kwargs or len(args) != len(self._table) or len(self._parameters) != len(self._table):
+                self._check(args, kwargs)
+            for (name, own, to_wire), item in zip(self._table, args, strict=False):
+                wire[name] = item if type(item) is own else to_wire(item, 1)
+            if len(args) > len(self._table) and self._var_positional is not None:
+                name = self._var_positional
+                wire[name] = self._rest_to_wire(args[len(self._table) :])
+            for name, item in kwargs.items():
+                if name in self._parameters and not self._is_positional_only(name):
+                    wire[name] = self._by_name[name].to_wire(item, 1)
+            if len(kwargs) and self._var_keyword is not None:
+                name = self._var_keyword
+                self._add_extras(wire, kwargs)
+            return canonical_bytes(wire)
+        except Unfit as no:
+            raise EncodeError(at + key_step(name) + no.path(), no.what, no.hint) from None
+        except RecursionError:
+            raise EncodeError(at + key_step(name), too_deep().what, too_deep().hint) from None
+
+    def loads(self, raw: bytes, at: str = "$") -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What to call the function with: `fn(*args, **kwargs)`. Raises DecodeError when the record does not fit its signature."""
+        try:
+            return self._from_wire(parse(raw), TAG in raw)
+        except Unfit as no:
+            raise DecodeError(at + no.path(), no.what, no.hint) from None
+        except RecursionError:
+            raise DecodeError(at, "more levels of nesting than the stack has left") from None
+
+    # ── writing ──
+
+    def _rest_to_wire(self, rest: tuple[Any, ...]) -> list[Any]:
+        wire: list[Any] = []
+        to_wire = self._by_name[self._var_positional or ""].to_wire
+        try:
+            for item in rest:
+                wire.append(to_wire(item, 2))
+        except Unfit as no:
+            raise no.under(f"[{len(wire)}]") from None
+        return wire
+
+    def _add_extras(self, wire: dict[str, Any], kwargs: dict[str, Any]) -> None:
+        name = self._var_keyword or ""
+        extras: dict[str, Any] = {}
+        for key, item in kwargs.items():
+            if key in self._parameters and not self._is_positional_only(key):
+                continue
+            try:
+                extras[key] = self._by_name[name].to_wire(item, 2)
+            except Unfit as no:
+                raise no.under(key_step(key)) from None
+        if extras:
+            wire[name] = escaped(extras)
+
+    def _is_positional_only(self, name: str) -> bool:
+        return self._parameters[name].kind is Parameter.POSITIONAL_ONLY
+
+    # ── reading ──
+
+    def _from_wire(self, wire: Any, tagged: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if type(wire) is not dict:
+            raise not_wire(wire, f"the arguments of {self.name}()")
+        self._check_names(wire)
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        rest = [] if self._var_positional is None else wire.get(self._var_positional, [])
+        for index, parameter in enumerate(self._positional):
+            if parameter.name not in wire:
+                later = [each.name for each in self._positional[index:] if each.name in wire]
+                kwargs = {name: self._value(name, wire[name], tagged) for name in later}
+                break
+            args.append(self._value(parameter.name, wire[parameter.name], tagged))
+        for name, parameter in self._parameters.items():
+            if parameter.kind is Parameter.KEYWORD_ONLY and name in wire:
+                kwargs[name] = self._value(name, wire[name], tagged)
+        if rest:
+            args += self._rest_from_wire(rest, tagged)
+        if self._var_keyword is not None and self._var_keyword in wire:
+            kwargs.update(self._extras_from_wire(wire[self._var_keyword], tagged))
+        return tuple(args), kwargs
+
+    def _value(self, name: str, wire: Any, tagged: bool) -> Any:
+        try:
+            return self._by_name[name].from_wire(wire, tagged)
+        except Unfit as no:
+            raise no.under(key_step(name)) from None
+
+    def _rest_from_wire(self, wire: Any, tagged: bool) -> list[Any]:
+        name = self._var_positional or ""
+        if type(wire) is not list:
+            raise not_wire(wire, "a list of arguments").under(key_step(name))
+        return [self._value(name, item, tagged) for item in wire]
+
+    def _extras_from_wire(self, wire: Any, tagged: bool) -> dict[str, Any]:
+        name = self._var_keyword or ""
+        if type(wire) is not dict:
+            raise not_wire(wire, "named arguments").under(key_step(name))
+        return {key: self._value(name, item, tagged) for key, item in unescaped(wire).items()}
+
+    def _check_names(self, wire: dict[str, Any]) -> None:
+        """Parameters that are gone, and new ones that must be given."""
+        for name in wire:
+            if name not in self._by_name:
+                raise Unfit(f"recorded, but {self.name}() has no such parameter any more").under(key_step(name))
+        for name, parameter in self._parameters.items():
+            if name not in wire and parameter.default is Parameter.empty:
+                raise Unfit(
+                    f"nothing was recorded for this parameter of {self.name}()", "It is newer than the record: give it a default"
+                ).under(key_step(name))
+
+    # ── the signature ──
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise what Python would raise for this call."""
+        given = {each.name for each in self._positional[: len(args)]}
+        misplaced = [name for name in kwargs if name in self._parameters and self._is_positional_only(name)]
+        for name in kwargs:
+            if name in given and name not in misplaced:
+                raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
+            if name not in self._parameters and self._var_keyword is None:
+                raise TypeError(f"{self.name}() got an unexpected keyword argument {name!r}")
+        if misplaced and self._var_keyword is None:
+            names = ", ".join(misplaced)
+            raise TypeError(f"{self.name}() got some positional-only arguments passed as keyword arguments: {names!r}")
+        if len(args) > len(self._positional) and self._var_positional is None:
+            raise TypeError(self._too_many(len(args), kwargs))
+        given |= kwargs.keys() - set(misplaced)
+        missing = [each for each in self._parameters.values() if each.default is Parameter.empty and each.name not in given]
+        for kinds, word in ((_POSITIONAL, "positional"), ((Parameter.KEYWORD_ONLY,), "keyword-only")):
+            names = [each.name for each in missing if each.kind in kinds]
+            if names:
+                plural = "" if len(names) == 1 else "s"
+                raise TypeError(f"{self.name}() missing {len(names)} required {word} argument{plural}: {_listed(names)}")
+
+    def _too_many(self, count: int, kwargs: dict[str, Any]) -> str:
+        most = len(self._positional)
+        least = sum(each.default is Parameter.empty for each in self._positional)
+        takes = f"from {least} to {most}" if least != most else str(most)
+        plural = "" if most == 1 and least == most else "s"
+        keyword_only = sum(1 for name in kwargs if self._parameters[name].kind is Parameter.KEYWORD_ONLY) if kwargs else 0
+        also = ""
+        if keyword_only:
+            also = f" positional argument{'' if count == 1 else 's'} (and {keyword_only} keyword-only argument{'' if keyword_only == 1 else 's'})"
+        verb = "was" if count == 1 and not keyword_only else "were"
+        return f"{self.name}() takes {takes} positional argument{plural} but {count}{also} {verb} given"
+
+
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+def _listed(names: list[str]) -> str:
+    quoted = [repr(name) for name in names]
+    if len(quoted) == 1:
+        return quoted[0]
+    if len(quoted) == 2:
+        return f"{quoted[0]} and {quoted[1]}"
+    return f"{', '.join(quoted[:-1])}, and {quoted[-1]}"
+
+
+def arguments_codec_for(fn: Callable[..., Any]) -> ArgumentsCodec:
+    """The codec of a function's arguments and result, from its signature and hints. A missing annotation means plain JSON.
+
+    Raises DeclarationError, naming the parameter, when a hint cannot be resolved.
+    """
+    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (ValueError, TypeError) as no:
+        raise DeclarationError(f"{name}() has no signature that can be read ({no})") from None
+    hints = resolved_hints(_annotated(fn))
+    shapes = {each.name: _parameter_shape(name, each, hints.get(each.name, Any)) for each in parameters}
+    result = hints.get("return", Any)
+    if isinstance(result, Unresolved):
+        raise DeclarationError(_unresolvable(f"the return annotation of {name}()", result))
+    return ArgumentsCodec(name, parameters, shapes, codec_for(result))
+
+
+def _annotated(fn: Any) -> Any:
+    """The function that carries the annotations."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if inspect.isroutine(fn) or isinstance(fn, type):
+        return fn.__init__ if isinstance(fn, type) else fn
+    return type(fn).__call__
+
+
+def _parameter_shape(function: str, parameter: Parameter, hint: Any) -> Shape:
+    if isinstance(hint, Unresolved):
+        raise DeclarationError(_unresolvable(f"parameter {parameter.name!r} of {function}()", hint))
+    shape = shape_of(hint)
+    if parameter.default is None and "null" not in shape.kinds:  # `x: int = None`
+        return union_shape([shape, NONE])
+    return shape
+
+
+def _unresolvable(where: str, hint: Unresolved) -> str:
+    return f"the hint {hint.hint!r} of {where} cannot be resolved ({hint.reason}): import or define the name at module level, for real"

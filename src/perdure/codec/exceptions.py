@@ -1,0 +1,233 @@
+"""How does an exception travel through the history, so that `except` takes the same branch on replay?
+
+It is recorded by class name, arguments, attributes, notes and causes, and rebuilt as its class only if that is a builtin exception, one
+of perdure's, or declared by the step. Everything else becomes a StepError, in the original run too.
+"""
+
+from __future__ import annotations
+
+import builtins
+import datetime as dt
+import uuid
+from decimal import Decimal
+from typing import Any, Union
+
+from perdure import errors
+from perdure.codec.canonical import canonical_bytes, is_encodable, parse
+from perdure.codec.hints import shape_of
+from perdure.codec.shape import Unfit
+from perdure.errors import DecodeError, StepError
+
+CHAIN_MAX = 8
+"""Causes of causes that are kept."""
+
+GROUP_MAX = 100
+"""Members of one exception group that are kept."""
+
+_CARRIED = shape_of(
+    Union[Any, bytes, dt.datetime, dt.date, dt.time, dt.timedelta, Decimal, uuid.UUID, tuple[Any, ...], set[Any], frozenset[Any]]
+)
+"""What an argument or attribute of an exception may be."""
+
+_HIDDEN_ATTRIBUTES: dict[type[BaseException], tuple[str, ...]] = {
+    ImportError: ("name", "path"), NameError: ("name",), AttributeError: ("name",),
+}  # fmt: skip
+"""What builtin exceptions keep outside `args` and `__dict__`."""
+
+_BUILTIN = {
+    name: value
+    for name, value in vars(builtins).items()
+    if isinstance(value, type) and issubclass(value, Exception) and not issubclass(value, (StopIteration, StopAsyncIteration))
+}
+"""Builtin classes that are rebuilt. A StopIteration cannot be thrown into a coroutine; others end the process, not a step."""
+
+_OURS = {name: value for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.PerdureError)}
+
+
+def dump_exception(exc: BaseException, declared: tuple[type[BaseException], ...] = ()) -> bytes:
+    """The canonical JSON of an exception. Never fails: what cannot be recorded is left out and named in a note."""
+    return canonical_bytes(_to_wire(exc, declared, frozenset()))
+
+
+def load_exception(raw: bytes, declared: tuple[type[BaseException], ...] = ()) -> BaseException:
+    """The exception of a record; a StepError when its class is neither builtin, nor ours, nor among `declared`."""
+    try:
+        wire = parse(raw)
+        if type(wire) is not dict or type(wire.get("type")) is not str:
+            raise Unfit("no exception was recorded here")
+        return _from_wire(wire, declared)
+    except Unfit as no:
+        raise DecodeError("$" + no.path(), no.what, no.hint) from None
+
+
+# ── writing ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _to_wire(exc: BaseException, declared: tuple[type[BaseException], ...], above: frozenset[int]) -> dict[str, Any]:
+    cls = type(exc)
+    family, known = _family(cls, declared)
+    lost: list[str] = []
+    wire: dict[str, Any] = {"type": cls.__qualname__, "module": cls.__module__, "message": _message(exc)}
+    if known is not None:
+        wire["as"] = f"{family}:{known.__qualname__}"
+    args = _arguments(exc)
+    carried = [_carried(item) for item in args]
+    if _ABSENT in carried:
+        lost += [f"args[{index}]" for index, item in enumerate(carried) if item is _ABSENT]
+    else:
+        wire["args"] = carried
+    attributes = {name: _carried(item) for name, item in _attributes(exc).items()}
+    lost += [name for name, item in attributes.items() if item is _ABSENT]
+    kept = {name: item for name, item in attributes.items() if item is not _ABSENT}
+    if kept:
+        wire["attributes"] = kept
+    if lost:
+        wire["lost"] = lost
+    notes = [_text(note) for note in getattr(exc, "__notes__", ()) if isinstance(note, str)]
+    if notes:
+        wire["notes"] = notes
+    _add_relatives(wire, exc, declared, above | {id(exc)})
+    return wire
+
+
+def _add_relatives(
+    wire: dict[str, Any], exc: BaseException, declared: tuple[type[BaseException], ...], above: frozenset[int]
+) -> None:
+    if len(above) <= CHAIN_MAX:
+        if exc.__cause__ is not None and id(exc.__cause__) not in above:
+            wire["cause"] = _to_wire(exc.__cause__, declared, above)
+        elif exc.__context__ is not None and not exc.__suppress_context__ and id(exc.__context__) not in above:
+            wire["context"] = _to_wire(exc.__context__, declared, above)
+    if exc.__suppress_context__ and "cause" not in wire:
+        wire["suppressed"] = True
+    if isinstance(exc, BaseExceptionGroup):
+        members: tuple[BaseException, ...] = exc.exceptions
+        kept = [each for each in members[:GROUP_MAX] if id(each) not in above] if len(above) <= CHAIN_MAX else []
+        wire["exceptions"] = [_to_wire(each, declared, above) for each in kept]
+        if len(kept) < len(members):
+            wire["lost"] = [*wire.get("lost", ()), f"{len(members) - len(kept)} of its {len(members)} exceptions"]
+
+
+def _family(cls: type, declared: tuple[type[BaseException], ...]) -> tuple[str, type | None]:
+    """Under whose rights it is rebuilt, and as which class: itself, or the nearest of its bases that is declared."""
+    for base in cls.__mro__:
+        if base in declared and issubclass(base, Exception) and not issubclass(base, (StopIteration, StopAsyncIteration)):
+            return "declared", base
+        if base is cls and _OURS.get(cls.__name__) is cls:
+            return "perdure", cls
+        if base is cls and _BUILTIN.get(cls.__name__) is cls:
+            return "builtin", cls
+    return "", None
+
+
+_ABSENT: Any = object()
+
+
+def _carried(item: Any) -> Any:
+    try:
+        return _CARRIED.to_wire(item, 4)
+    except (Unfit, RecursionError):
+        return _ABSENT
+
+
+def _message(exc: BaseException) -> str:
+    if isinstance(exc, BaseExceptionGroup):
+        return _text(exc.message)
+    try:
+        return _text(str(exc))
+    except Exception:
+        return f"({type(exc).__qualname__} whose message cannot be printed)"
+
+
+def _text(text: str) -> str:
+    return text if is_encodable(text) else text.encode("utf-8", "backslashreplace").decode()
+
+
+def _arguments(exc: BaseException) -> tuple[Any, ...]:
+    """What rebuilds it: `args`, but OSError keeps its file names elsewhere."""
+    if isinstance(exc, BaseExceptionGroup):
+        return ()
+    if isinstance(exc, OSError) and len(exc.args) == 2 and exc.filename is not None:
+        tail = (exc.filename,) if exc.filename2 is None else (exc.filename, None, exc.filename2)
+        return (*exc.args, *tail)
+    return exc.args
+
+
+def _attributes(exc: BaseException) -> dict[str, Any]:
+    attributes = {name: item for name, item in vars(exc).items() if name != "__notes__"}
+    for base, names in _HIDDEN_ATTRIBUTES.items():
+        if isinstance(exc, base):
+            attributes |= {name: getattr(exc, name) for name in names if getattr(exc, name, None) is not None}
+    return attributes
+
+
+# ── reading ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _from_wire(wire: dict[str, Any], declared: tuple[type[BaseException], ...]) -> BaseException:
+    members = [_from_wire(each, declared) for each in wire.get("exceptions", ())]
+    attributes = {name: _CARRIED.from_wire(item, True) for name, item in wire.get("attributes", {}).items()}
+    args = tuple([_CARRIED.from_wire(item, True) for item in wire["args"]]) if "args" in wire else (wire.get("message", ""),)
+    cls = _known_class(wire.get("as", ""), declared)
+    exc = None if cls is None else _rebuilt(cls, args, wire, members)
+    if exc is None:
+        exc = StepError(wire.get("message", ""), type_name=wire["type"], attributes=attributes)
+    else:
+        _set_attributes(exc, attributes)
+    _add_notes(exc, wire)
+    if "cause" in wire:
+        exc.__cause__ = _from_wire(wire["cause"], declared)
+    elif "context" in wire:
+        exc.__context__ = _from_wire(wire["context"], declared)
+    exc.__suppress_context__ = "cause" in wire or bool(wire.get("suppressed"))
+    return exc
+
+
+def _known_class(label: str, declared: tuple[type[BaseException], ...]) -> type[BaseException] | None:
+    family, _, name = label.partition(":")
+    if family == "declared":
+        return next((each for each in declared if each.__qualname__ == name), None)
+    known: dict[str, Any] = {"perdure": _OURS, "builtin": _BUILTIN}.get(family, {})
+    return known.get(name)
+
+
+def _rebuilt(
+    cls: type[BaseException], args: tuple[Any, ...], wire: dict[str, Any], members: list[BaseException]
+) -> BaseException | None:
+    """An instance without running a foreign `__init__`; None if the class does not let itself be made."""
+    if issubclass(cls, BaseExceptionGroup):
+        args = (wire.get("message", ""), members)
+    native = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    try:
+        exc: BaseException = cls.__new__(cls, *args) if issubclass(cls, BaseExceptionGroup) else native.__new__(cls, *args)  # type: ignore[call-overload]
+        native.__init__(exc, *args)  # type: ignore[misc]
+    except Exception:
+        return _bare(cls, native, args)
+    return exc
+
+
+def _bare(cls: type[BaseException], native: type, args: tuple[Any, ...]) -> BaseException | None:
+    try:
+        exc: BaseException = native.__new__(cls)
+        exc.args = args
+    except Exception:
+        return None
+    return exc
+
+
+def _set_attributes(exc: BaseException, attributes: dict[str, Any]) -> None:
+    for name, item in attributes.items():
+        try:
+            object.__setattr__(exc, name, item)
+        except (AttributeError, TypeError):
+            vars(exc)[name] = item
+
+
+def _add_notes(exc: BaseException, wire: dict[str, Any]) -> None:
+    for note in wire.get("notes", ()):
+        exc.add_note(note)
+    recorded_as = wire.get("as", "").partition(":")[2]
+    if recorded_as and recorded_as != wire["type"]:
+        exc.add_note(f"raised as {wire.get('module', '')}.{wire['type']}; the step declares {recorded_as}")
+    if wire.get("lost"):
+        exc.add_note(f"not recorded with it: {', '.join(wire['lost'])}")

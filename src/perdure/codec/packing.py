@@ -1,0 +1,336 @@
+"""How are texts stored so that what repeats is stored once?
+
+Texts up to 1 KiB stay inline. Larger ones become blobs under their digest (`digests.py`). A blob is one of
+
+    a skeleton                          the text, with zero byte and digest for each large child
+    00 + base digest + tail             an array: the stored array `base`, then the elements of `tail`, which ends with "]"
+    01 + base digest + deflated tail    the same over many steps, so that reading does not follow one base per step
+
+so a conversation that grows by one message costs one message each turn. The tail is the skeleton's own text, and the digest is that
+of the whole skeleton, so a reader can check what it put together.
+
+`Memo` is what one run knows to be stored already. It learns only by `committed`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from perdure.codec.digests import DIGEST_SIZE, REFERENCE, SMALL_MAX, assembled, children
+from perdure.errors import HistoryCorruptError
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+TAIL = b"\0"
+DEFLATED = b"\1"
+
+SEAL_EVERY = 64
+"""After so many tails a deflated one covers them all, if that at least halves them."""
+
+CUTS_KEPT = 4
+"""Earlier lengths of a growing array from which a new branch can still start without being hashed again."""
+
+PROBES_MAX = 64
+"""Elements at the end of an unfamiliar array that are tried as the ends of a stored prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What to store for one text. `blobs` are those that the memo did not know; give it to `memo.committed` once they are stored."""
+
+    digest: bytes
+    inline: bytes | None
+    blobs: tuple[tuple[bytes, bytes], ...] = ()
+    grown: tuple[Growth, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cut:
+    """A growing array at one of its lengths."""
+
+    length: int
+    """Bytes of its text, without the closing bracket."""
+
+    digest: bytes
+    hasher: _Hash
+    """Has seen the skeleton up to here."""
+
+    sealed: bytes
+    """The last stored array that is not a mere tail of another."""
+
+    since: tuple[bytes, ...]
+    """The tails since then."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Growth:
+    """One growing array: its latest text, and some of the lengths it had."""
+
+    text: bytes
+    cuts: tuple[Cut, ...]
+    replaces: Growth | None = None
+
+    def matching(self, raw: bytes) -> Cut | None:
+        """The longest earlier length that `raw` continues."""
+        for cut in reversed(self.cuts):
+            if len(raw) > cut.length and raw[cut.length] in b",]" and raw.startswith(self.text[: cut.length]):
+                return cut
+        return None
+
+
+class Memo:
+    """What one run has stored already: digests, and the arrays that keep growing.
+
+    It is a cache: without it more is stored, never something wrong. `known` may ask the store about digests that the memo has not
+    seen. To restore it after a restart, pack the last inputs again and call `committed` without storing anything.
+    """
+
+    def __init__(
+        self, known: Callable[[bytes], bool] | None = None, *, digests_max: int = 65_536, arrays_max: int = 8, bytes_max: int = 8 << 20
+    ) -> None:
+        self._ask = known
+        self._digests: OrderedDict[bytes, None] = OrderedDict()
+        self._growths: list[Growth] = []
+        self._digests_max, self._arrays_max, self._bytes_max = digests_max, arrays_max, bytes_max
+
+    def knows(self, digest: bytes) -> bool:
+        """Whether the blob of this digest is stored."""
+        return digest in self._digests or (self._ask is not None and self._ask(digest))
+
+    def is_empty(self) -> bool:
+        """Whether it can know nothing at all."""
+        return not self._digests and self._ask is None
+
+    def remember(self, digest: bytes) -> None:
+        """The blob of this digest is stored."""
+        self._digests[digest] = None
+        if len(self._digests) > self._digests_max:
+            self._digests.popitem(last=False)
+
+    def committed(self, packed: Packed) -> None:
+        """What `packed` holds is stored now. Never call it before the commit succeeded."""
+        for digest, _ in packed.blobs:
+            self.remember(digest)
+        for growth in packed.grown:
+            self._growths = [each for each in self._growths if each is not growth.replaces]
+            self._growths.append(growth)
+        if packed.grown:
+            self._trim()
+
+    def _trim(self) -> None:
+        """Drop the arrays that were not seen for longest."""
+        kept: list[Growth] = []
+        total = 0
+        for growth in reversed(self._growths[-self._arrays_max :]):
+            total += len(growth.text)
+            if total <= self._bytes_max:
+                kept.append(growth)
+        self._growths = kept[::-1]
+
+    def growth_of(self, raw: bytes) -> tuple[Growth, Cut] | None:
+        """The growing array that this text continues, and from which length on."""
+        for growth in reversed(self._growths):
+            cut = growth.matching(raw)
+            if cut is not None:
+                return growth, cut
+        return None
+
+
+def pack(raw: bytes, memo: Memo) -> Packed:
+    """What to store for this canonical text. Changes nothing: see `Memo.committed`."""
+    if len(raw) <= SMALL_MAX:
+        return Packed(sha256(raw).digest(), raw)
+    packing = _Packing(memo)
+    digest = packing.store(raw)
+    return Packed(digest, None, tuple(packing.blobs.items()), tuple(packing.grown))
+
+
+class _Packing:
+    """One `pack`: the blobs that it found to be new."""
+
+    def __init__(self, memo: Memo) -> None:
+        self.memo = memo
+        self.blobs: dict[bytes, bytes] = {}
+        self.grown: list[Growth] = []
+
+    def store(self, raw: bytes) -> bytes:
+        """See that a large text is stored; its digest."""
+        if raw[:1] == b"[":
+            known = self.memo.growth_of(raw)
+            if known is not None:
+                return self._continued(raw, *known)
+            parts = children(raw)
+            return self._leaf(raw) if parts is None else self._new_array(raw, [part for _, part in parts])
+        parts = children(raw)
+        if parts is None or all(len(part) <= SMALL_MAX for _, part in parts):
+            return self._leaf(raw)
+        return self._leaf(assembled(raw, [(key, self._referred(part)) for key, part in parts]))
+
+    def _leaf(self, skeleton: bytes) -> bytes:
+        digest = sha256(skeleton).digest()
+        self._emit(digest, skeleton)
+        return digest
+
+    def _emit(self, digest: bytes, content: bytes) -> None:
+        if digest not in self.blobs and not self.memo.knows(digest):
+            self.blobs[digest] = content
+
+    def _referred(self, part: bytes) -> bytes:
+        return part if len(part) <= SMALL_MAX else REFERENCE + self.store(part)
+
+    # ── arrays ──
+
+    def _continued(self, raw: bytes, growth: Growth, cut: Cut) -> bytes:
+        """An array that begins like one that is stored."""
+        if raw[cut.length :] == b"]":
+            return cut.digest
+        parts = children(b"[" + raw[cut.length + 1 :])
+        if parts is None:
+            return self._leaf(raw)
+        tail = b"," + b",".join([self._referred(part) for _, part in parts]) + b"]"
+        new = self._tail_of(cut, len(raw) - 1, tail)
+        latest = cut is growth.cuts[-1]
+        cuts = [each for each in growth.cuts if each.length <= cut.length][1 - CUTS_KEPT :]
+        self.grown.append(Growth(raw, (*cuts, new), replaces=growth if latest else None))
+        return new.digest
+
+    def _tail_of(self, base: Cut, length: int, tail: bytes) -> Cut:
+        """Store the elements of `tail` on top of a stored array."""
+        hasher = base.hasher.copy()
+        hasher.update(tail[:-1])
+        digest = _closed(hasher)
+        since = (*base.since, tail)
+        if len(since) < SEAL_EVERY:
+            self._emit(digest, TAIL + base.digest + tail)
+            return Cut(length, digest, hasher, base.sealed, since)
+        joined = b"".join([each[:-1] for each in since]) + b"]"
+        deflated = zlib.compress(joined, 1)
+        if 2 * len(deflated) <= len(joined):
+            self._emit(digest, DEFLATED + base.sealed + deflated)
+        else:
+            self._emit(digest, TAIL + base.digest + tail)
+        return Cut(length, digest, hasher, digest, ())
+
+    def _new_array(self, raw: bytes, parts: list[bytes]) -> bytes:
+        """An array that no growing array begins; perhaps its beginning is stored all the same."""
+        referred = [self._referred(part) for part in parts]
+        base = None if self.memo.is_empty() else self._stored_prefix(parts, referred)
+        if base is None:
+            hasher = sha256(b"[" + b",".join(referred))
+            digest = _closed(hasher)
+            self._emit(digest, b"[" + b",".join(referred) + b"]")
+            cut = Cut(len(raw) - 1, digest, hasher, digest, ())
+        else:
+            count, prefix = base
+            if count == len(parts):
+                cut = prefix
+            else:
+                cut = self._tail_of(prefix, len(raw) - 1, b"," + b",".join(referred[count:]) + b"]")
+        self.grown.append(Growth(raw, (cut,)))
+        return cut.digest
+
+    def _stored_prefix(self, parts: list[bytes], referred: list[bytes]) -> tuple[int, Cut] | None:
+        """The longest beginning of the array that is stored, looked for from the end."""
+        first = max(0, len(parts) - PROBES_MAX)
+        length = sum(len(part) + 1 for part in parts[:first])
+        hasher = sha256(b"[" + b"".join([each + b"," for each in referred[:first]]))
+        prefixes: list[tuple[int, int, _Hash]] = []
+        for index in range(first, len(parts)):
+            length += len(parts[index]) + 1
+            hasher.update(referred[index])
+            if length > SMALL_MAX:
+                prefixes.append((index + 1, length, hasher.copy()))
+            hasher.update(b",")
+        for count, length, hasher in reversed(prefixes):
+            digest = _closed(hasher)
+            if self.memo.knows(digest):
+                return count, Cut(length, digest, hasher, digest, ())
+        return None
+
+
+def _closed(hasher: _Hash) -> bytes:
+    """The digest of the array whose skeleton the hasher has seen but for the closing bracket."""
+    hasher = hasher.copy()
+    hasher.update(b"]")
+    return hasher.digest()
+
+
+# ── reading ─────────────────────────────────────────────────────────────────────────────────
+
+
+def unpack(digest: bytes, inline: bytes | None, fetch: Callable[[bytes], bytes]) -> bytes:
+    """The text that was packed. `fetch` gives the blob of a digest.
+
+    Raises HistoryCorruptError when a blob is missing or is not what its digest says.
+    """
+    if inline is not None:
+        return inline
+    reader = _Reader(fetch)
+    pieces: list[bytes] = []
+    pending = [reader.skeleton(digest)]
+    while pending:  # a stack of skeletons still to be copied, the next one last
+        skeleton = pending.pop()
+        at = skeleton.find(REFERENCE)
+        if at < 0:
+            pieces.append(skeleton)
+            continue
+        pieces.append(skeleton[:at])
+        after = at + 1 + DIGEST_SIZE
+        pending.append(skeleton[after:])
+        pending.append(reader.skeleton(skeleton[at + 1 : after]))
+    return b"".join(pieces)
+
+
+class _Reader:
+    """Fetches blobs and puts skeletons together; each is fetched once."""
+
+    def __init__(self, fetch: Callable[[bytes], bytes]) -> None:
+        self._fetch = fetch
+        self._skeletons: dict[bytes, bytes] = {}
+
+    def skeleton(self, digest: bytes) -> bytes:
+        found = self._skeletons.get(digest)
+        if found is None:
+            found = self._skeletons[digest] = self._read(digest)
+        return found
+
+    def _read(self, digest: bytes) -> bytes:
+        """Follow the bases to an array that is whole, then put the tails behind it."""
+        tails: list[bytes] = []
+        address = digest
+        while True:
+            blob = self._blob(address, digest)
+            if blob[:1] == TAIL:
+                tails.append(blob[1 + DIGEST_SIZE :])
+            elif blob[:1] == DEFLATED:
+                tails.append(_inflated(blob[1 + DIGEST_SIZE :], address))
+            else:
+                break
+            address = blob[1 : 1 + DIGEST_SIZE]
+        whole = b"".join([blob[:-1], *[tail[:-1] for tail in reversed(tails)], b"]"]) if tails else blob
+        if sha256(whole).digest() != digest:
+            raise HistoryCorruptError(f"blob {digest.hex()} does not hold what its digest says: the database was altered or damaged")
+        return whole
+
+    def _blob(self, address: bytes, wanted: bytes) -> bytes:
+        try:
+            blob = self._fetch(address)
+        except LookupError:
+            blob = b""
+        if not blob:
+            needed = "" if address == wanted else f", which {wanted.hex()} builds on,"
+            raise HistoryCorruptError(f"blob {address.hex()}{needed} is missing from the database")
+        return blob
+
+
+def _inflated(content: bytes, address: bytes) -> bytes:
+    try:
+        return zlib.decompress(content)
+    except zlib.error as no:
+        raise HistoryCorruptError(f"blob {address.hex()} cannot be read ({no})") from None

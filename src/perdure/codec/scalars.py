@@ -1,0 +1,285 @@
+"""How are single things that JSON has no form for written as a string (or a short list) and read back?
+
+Times keep what makes them equal *and* what they would do next: an aware datetime with a zone keeps the zone, in the notation of
+RFC 9557 (`2025-01-01T00:00:00+01:00[Europe/Berlin]`); `fold` and foreign kinds of tzinfo are written in such brackets too.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import enum
+import fractions
+import ipaddress
+import pathlib
+import re
+import sys
+import uuid
+import zoneinfo
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+from perdure.codec.plain import PLAIN, STR
+from perdure.codec.shape import Shape, Unfit, not_this, not_wire
+
+
+def text_shape(cls: type, to_text: Callable[[Any], str], from_text: Callable[[str], Any], words: str = "") -> Shape:
+    """The shape of a class whose values are exactly one string each."""
+    words = words or cls.__name__
+
+    def to_wire(value: Any, depth: int) -> Any:
+        if type(value) is not cls:
+            raise not_this(value, words)
+        return to_text(value)
+
+    def from_wire(wire: Any, tagged: bool) -> Any:
+        text = STR.from_wire(wire, tagged)
+        try:
+            return from_text(text)
+        except (ValueError, TypeError, InvalidOperation, KeyError, OverflowError) as no:
+            raise Unfit(f"{text!r:.80} was recorded where {words} is declared ({no})") from None
+
+    return Shape(words, to_wire, from_wire, frozenset({cls}), frozenset({"string"}))
+
+
+# ── time ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _zoned(moment: Any) -> str:
+    """isoformat() of a datetime or time, with everything that it leaves out in brackets."""
+    zone = moment.tzinfo
+    text: str = moment.isoformat()
+    if zone is not None and zone is not dt.UTC:
+        text += _zone_suffix(zone)
+    return text + "[fold=1]" if moment.fold else text
+
+
+def _zone_suffix(zone: Any) -> str:
+    kind = type(zone)
+    if kind is dt.timezone:
+        named = zone.__getinitargs__()[1:]
+        return f"[name={base64.b64encode(named[0].encode()).decode()}]" if named else ""
+    if kind is zoneinfo.ZoneInfo:
+        return f"[{_zone_key(zone)}]"
+    if kind.__module__ == "pydantic_core._pydantic_core":
+        return f"[pydantic={_seconds(zone)}]"
+    raise Unfit(f"a tzinfo of type {kind.__module__}.{kind.__qualname__}", "Use datetime.timezone or zoneinfo.ZoneInfo")
+
+
+def _seconds(zone: dt.tzinfo) -> int:
+    offset = zone.utcoffset(None)
+    if offset is None or offset.microseconds:
+        raise Unfit(f"a tzinfo without a fixed offset: {zone!r}")
+    return round(offset.total_seconds())
+
+
+def _zone_key(zone: Any) -> str:
+    if zone.key is None or _unpicklable(zone):
+        raise Unfit("a ZoneInfo that was read from a file", "Use ZoneInfo(key)")
+    return str(zone.key)
+
+
+def _unpicklable(zone: Any) -> bool:
+    try:
+        zone.__reduce__()
+    except Exception:
+        return True
+    return False
+
+
+_SUFFIXED = re.compile(r"([^\[]*)((?:\[[^\]]*\])*)")
+_SUFFIX = re.compile(r"\[([^\]]*)\]")
+
+
+def _unzoned(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The reverse of `_zoned`, for datetime or time."""
+
+    def from_text(text: str) -> Any:
+        if "[" not in text:
+            return read(text)
+        parts = _SUFFIXED.fullmatch(text)
+        if parts is None:
+            raise ValueError("unbalanced brackets")
+        moment = read(parts[1])
+        for suffix in _SUFFIX.findall(parts[2]):
+            moment = _with_suffix(moment, suffix)
+        return moment
+
+    return from_text
+
+
+def _with_suffix(moment: Any, suffix: str) -> Any:
+    name, equals, value = suffix.partition("=")
+    if suffix == "fold=1":
+        return moment.replace(fold=1)
+    if not equals:
+        return moment.replace(tzinfo=_zone_of(suffix))
+    if name == "name":
+        return moment.replace(tzinfo=dt.timezone(moment.utcoffset(), base64.b64decode(value).decode()))
+    if name == "pydantic":
+        return moment.replace(tzinfo=_pydantic_zone(int(value)))
+    raise ValueError(f"unknown suffix [{suffix}]")
+
+
+def _zone_of(key: str) -> zoneinfo.ZoneInfo:
+    try:
+        return zoneinfo.ZoneInfo(key)
+    except (zoneinfo.ZoneInfoNotFoundError, OSError):
+        raise Unfit(f"the time zone {key!r}, which this machine does not know", "Install the tzdata package") from None
+
+
+def _pydantic_zone(seconds: int) -> dt.tzinfo:
+    core = sys.modules.get("pydantic_core")
+    if core is None:
+        return dt.timezone(dt.timedelta(seconds=seconds))
+    zone: dt.tzinfo = core.TzInfo(seconds)
+    return zone
+
+
+def _duration_text(span: dt.timedelta) -> str:
+    """ISO 8601, with days and seconds as timedelta keeps them: only the days can be negative."""
+    fraction = f".{span.microseconds:06}" if span.microseconds else ""
+    return f"P{span.days}DT{span.seconds}{fraction}S"
+
+
+_DURATION = re.compile(r"P(-?\d+)DT(\d+)(?:\.(\d{6}))?S")
+
+
+def _duration(text: str) -> dt.timedelta:
+    parts = _DURATION.fullmatch(text)
+    if parts is None:
+        raise ValueError("not like P1DT30S")
+    return dt.timedelta(days=int(parts[1]), seconds=int(parts[2]), microseconds=int(parts[3] or 0))
+
+
+def _offset_text(zone: dt.timezone) -> str:
+    return dt.time(tzinfo=zone).isoformat()[8:] + _zone_suffix(zone)
+
+
+def _offset(text: str) -> Any:
+    return _read_time("00:00:00" + text).tzinfo
+
+
+_read_datetime = _unzoned(dt.datetime.fromisoformat)
+_read_time = _unzoned(dt.time.fromisoformat)
+
+
+# ── bytes ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _base64(value: bytes | bytearray) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _unbase64(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _complex(text: str) -> complex:
+    real, imaginary = text.split(" ")
+    return complex(float.fromhex(real), float.fromhex(imaginary))
+
+
+def _same_class(cls: type) -> Shape:
+    return text_shape(cls, str, cls)
+
+
+SCALARS: dict[type, Shape] = {
+    dt.datetime: text_shape(dt.datetime, _zoned, _read_datetime),
+    dt.date: text_shape(dt.date, dt.date.isoformat, dt.date.fromisoformat),
+    dt.time: text_shape(dt.time, _zoned, _read_time),
+    dt.timedelta: text_shape(dt.timedelta, _duration_text, _duration),
+    dt.timezone: text_shape(dt.timezone, _offset_text, _offset),
+    zoneinfo.ZoneInfo: text_shape(zoneinfo.ZoneInfo, _zone_key, _zone_of),
+    bytes: text_shape(bytes, _base64, _unbase64),
+    bytearray: text_shape(bytearray, _base64, lambda text: bytearray(_unbase64(text))),
+    Decimal: text_shape(Decimal, str, Decimal),
+    fractions.Fraction: text_shape(fractions.Fraction, str, fractions.Fraction),
+    complex: text_shape(complex, lambda value: f"{value.real.hex()} {value.imag.hex()}", _complex),
+    uuid.UUID: text_shape(uuid.UUID, str, uuid.UUID),
+    pathlib.PurePosixPath: _same_class(pathlib.PurePosixPath),
+    pathlib.PureWindowsPath: _same_class(pathlib.PureWindowsPath),
+    pathlib.PurePath: text_shape(type(pathlib.PurePath()), str, pathlib.PurePath, "PurePath"),
+    pathlib.Path: text_shape(type(pathlib.Path()), str, pathlib.Path, "Path"),
+    type(pathlib.Path()): _same_class(type(pathlib.Path())),
+    ipaddress.IPv4Address: _same_class(ipaddress.IPv4Address),
+    ipaddress.IPv6Address: _same_class(ipaddress.IPv6Address),
+    ipaddress.IPv4Network: _same_class(ipaddress.IPv4Network),
+    ipaddress.IPv6Network: _same_class(ipaddress.IPv6Network),
+}
+"""Every class outside JSON that is recorded as one string."""
+
+
+# ── others ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _range_to_wire(value: Any, depth: int) -> Any:
+    if type(value) is not range:
+        raise not_this(value, "range")
+    return [PLAIN.to_wire(part, depth) for part in (value.start, value.stop, value.step)]
+
+
+def _range_from_wire(wire: Any, tagged: bool) -> Any:
+    parts = PLAIN.from_wire(wire, tagged)
+    if type(parts) is not list or len(parts) != 3 or not all(type(part) is int for part in parts) or parts[2] == 0:
+        raise not_wire(wire, "range")
+    return range(*parts)
+
+
+RANGE = Shape("range", _range_to_wire, _range_from_wire, frozenset({range}), frozenset({"array"}))
+
+
+def enum_shape(cls: type[enum.Enum]) -> Shape:
+    """Members go by name: `auto()` values move when members are added, names do not. A value is understood on reading too."""
+    if issubclass(cls, enum.Flag):
+        return _flag_shape(cls)
+    words = cls.__name__
+
+    def to_wire(value: Any, depth: int) -> Any:
+        if type(value) is not cls:
+            raise not_this(value, words)
+        return value._name_
+
+    def from_wire(wire: Any, tagged: bool) -> Any:
+        try:
+            return cls.__members__[wire]
+        except (KeyError, TypeError):
+            return _member_by_value(cls, PLAIN.from_wire(wire, True))
+
+    return Shape(words, to_wire, from_wire, frozenset({cls}), frozenset({"string"}))
+
+
+def _member_by_value(cls: type[enum.Enum], value: Any) -> enum.Enum:
+    for member in cls:
+        if type(member.value) is type(value) and member.value == value:
+            return member
+    names = ", ".join(list(cls.__members__)[:8])
+    raise Unfit(f"{value!r:.60} was recorded where {cls.__name__} is declared", f"Its members are {names}")
+
+
+def _flag_shape(cls: type[enum.Flag]) -> Shape:
+    """A combination is written as `READ|WRITE`; bits without a name as the number."""
+    words = cls.__name__
+
+    def to_wire(value: Any, depth: int) -> Any:
+        if type(value) is not cls:
+            raise not_this(value, words)
+        names = [name for name, member in cls.__members__.items() if _is_one_bit(member._value_) and member in value]
+        if names and sum(cls.__members__[name]._value_ for name in dict.fromkeys(names)) == value._value_:
+            return "|".join(names)
+        return PLAIN.to_wire(value._value_, depth)
+
+    def from_wire(wire: Any, tagged: bool) -> Any:
+        try:
+            if type(wire) is str:
+                return cls(sum(cls.__members__[name]._value_ for name in wire.split("|")))
+            return cls(PLAIN.from_wire(wire, True))
+        except (KeyError, ValueError, TypeError):
+            raise not_wire(wire, words) from None
+
+    return Shape(words, to_wire, from_wire, frozenset({cls}), frozenset({"string", "number", "object"}))
+
+
+def _is_one_bit(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0

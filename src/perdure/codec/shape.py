@@ -1,0 +1,187 @@
+"""What does a compiled type hint look like?
+
+A `Shape` turns a value into its *wire* (a tree of None, bool, int, float, str, list and dict that JSON carries exactly)
+and back. Shapes are built once per hint (`hints.py`) and know nothing of bytes (`canonical.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+DEPTH_MAX = 128
+"""Levels of nesting that a value may have. More is refused, whatever the caller's stack has left."""
+
+NO_TYPE: type = type("NoType", (), {})
+"""The `own` type of shapes whose values are never their own wire: no value is of this type."""
+
+type_name = "{0.__module__}.{0.__qualname__}".format
+
+
+class Unfit(Exception):
+    """A value that has no wire, or a wire that has no value, under a shape. Collects its path while it rises.
+
+    Internal to the codec: callers see EncodeError or DecodeError.
+    """
+
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(what)
+        self.what, self.hint = what, hint
+        self.steps: list[str] = []
+
+    def under(self, step: str) -> Unfit:
+        """The same refusal, seen from one level further out."""
+        self.steps.append(step)
+        return self
+
+    def path(self) -> str:
+        """Where it is, from the outside in; the middle of a very long path is left out."""
+        steps = self.steps[::-1]
+        if len(steps) > 24:
+            steps = [*steps[:10], "…", *steps[-10:]]
+        return "".join(steps)
+
+
+@dataclass(slots=True, eq=False)
+class Shape:
+    """One compiled hint: how its values become a wire and come back."""
+
+    words: str
+    """The hint as a person would write it."""
+
+    to_wire: Callable[[Any, int], Any]
+    """(value, depth) → wire. Raises Unfit."""
+
+    from_wire: Callable[[Any, bool], Any]
+    """(wire, tagged) → value. `tagged` is False when the whole text is known to hold no tags. Raises Unfit."""
+
+    types: frozenset[type]
+    """The exact types of the values it takes."""
+
+    kinds: frozenset[str]
+    """The JSON kinds that its wire can have: null, boolean, number, string, array, object."""
+
+    own: type = NO_TYPE
+    """A value, or a wire, of exactly this type passes unchanged; callers may skip the call."""
+
+    native: Any = None
+    """The msgspec type that reads an untagged wire straight into the value, if there is one."""
+
+    def fill(self, built: Shape) -> None:
+        """Become `built`: closes the circle of a recursive hint."""
+        self.words, self.types, self.kinds = built.words, built.types, built.kinds
+        self.to_wire, self.from_wire = built.to_wire, built.from_wire
+
+
+def hollow_shape() -> Shape:
+    """A stand-in for a shape that is being built: what recursive hints refer to until `fill`."""
+
+    def to_wire(value: Any, depth: int) -> Any:
+        if depth > DEPTH_MAX:
+            raise too_deep()
+        return built.to_wire(value, depth)
+
+    def from_wire(wire: Any, tagged: bool) -> Any:
+        return built.from_wire(wire, tagged)
+
+    built = Shape("…", _unfilled, _unfilled, frozenset(), frozenset())
+    return _Hollow(built, to_wire, from_wire)
+
+
+class _Hollow(Shape):
+    """Calls go through the stand-in, so that whoever captured its functions early reaches the finished shape."""
+
+    __slots__ = ("_built",)
+
+    def __init__(self, built: Shape, to_wire: Callable[[Any, int], Any], from_wire: Callable[[Any, bool], Any]) -> None:
+        super().__init__(built.words, to_wire, from_wire, built.types, built.kinds)
+        self._built = built
+
+    def fill(self, built: Shape) -> None:
+        self._built.fill(built)
+        self.words, self.types, self.kinds = built.words, built.types, built.kinds
+
+
+def _unfilled(*_: Any) -> Any:
+    raise Unfit("a hint that refers to itself and to nothing else")
+
+
+def too_deep() -> Unfit:
+    return Unfit(f"more than {DEPTH_MAX} levels of nesting", "Does the value contain itself? Record an id instead of the object")
+
+
+def kind_of(wire: Any) -> str:
+    """The JSON kind of a wire."""
+    return _KINDS.get(type(wire), "object")
+
+
+_KINDS: dict[type, str] = {
+    type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object",
+}  # fmt: skip
+
+WIRE_WORDS = {
+    "null": "null", "boolean": "true or false", "number": "a number", "string": "a string", "array": "a list", "object": "an object",
+}  # fmt: skip
+
+
+def not_this(value: Any, words: str) -> Unfit:
+    """The refusal of a value whose exact type is not the hint's."""
+    found = type(value)
+    if value is None:
+        return Unfit(f"None where {words} is declared", f"Annotate it as {words} | None")
+    name = found.__qualname__
+    if found.__module__ not in ("builtins", "__main__"):
+        name = type_name(found)
+    return Unfit(f"a value of type {name} where {words} is declared", _advice(found, words))
+
+
+def _advice(found: type, words: str) -> str:
+    if is_secret(found):
+        return SECRET_HINT
+    plain = words in ("plain JSON", "anything")
+    if found in PLAIN_TYPES and not plain:
+        return f"Return exactly {words}, or change the annotation"
+    if words == "plain JSON":
+        return "Annotate the place it comes from with its type"
+    return f"It would not come back as {found.__qualname__}: declare that type, or convert it first"
+
+
+SECRET_HINT = "Secrets are never recorded: name it with perdure.secret(...) in the step that needs it"
+
+
+def is_secret(cls: type) -> bool:
+    """Whether it is one of pydantic's secret types, told by name so that pydantic need not be imported."""
+    return any(base.__module__ == "pydantic.types" and base.__name__ in _SECRETS for base in cls.__mro__)
+
+
+_SECRETS = frozenset({"Secret", "SecretStr", "SecretBytes", "_SecretBase"})
+
+PLAIN_TYPES: frozenset[type] = frozenset({type(None), bool, int, float, str, list, dict})
+
+
+def not_wire(wire: Any, words: str) -> Unfit:
+    """The refusal of a wire of the wrong kind."""
+    found = repr(wire) if isinstance(wire, (str, int, float)) and len(repr(wire)) < 60 else WIRE_WORDS[kind_of(wire)]
+    return Unfit(f"{found} was recorded where {words} is declared")
+
+
+def key_step(key: Any) -> str:
+    """One step of a path into an object."""
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{ascii(key)}]"
+
+
+def union_words(words: Iterable[str]) -> str:
+    return " | ".join(dict.fromkeys(words))
+
+
+def refusing_shape(words: str, what: str, hint: str) -> Shape:
+    """A shape without values: a hint that cannot be recorded is refused when a value arrives, with its path."""
+
+    def to_wire(value: Any, depth: int) -> Any:
+        raise Unfit(what, hint)
+
+    def from_wire(wire: Any, tagged: bool) -> Any:
+        raise Unfit(what, hint)
+
+    return Shape(words, to_wire, from_wire, frozenset(), frozenset())

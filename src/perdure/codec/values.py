@@ -1,0 +1,78 @@
+"""How does a value become bytes under a type hint, and the same value again?
+
+For every value, `loads(dumps(x)) == x` with the same exact types at every level, or `dumps` raises EncodeError that names the path.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from perdure.codec.canonical import canonical_bytes, parse
+from perdure.codec.hints import shape_of, words_of
+from perdure.codec.shape import Shape, Unfit, too_deep
+from perdure.errors import DecodeError, EncodeError
+
+TAG = b'{"$'
+"""Text without this holds no tag: inside strings the quote is escaped."""
+
+
+class ValueCodec:
+    """Values of one type hint ⇄ canonical JSON. Get one with `codec_for`; it is immutable and shared."""
+
+    __slots__ = ("_from_wire", "_native", "_to_wire", "hint", "shape", "words")
+
+    def __init__(self, hint: Any, shape: Shape) -> None:
+        self.hint, self.shape, self.words = hint, shape, shape.words
+        self._to_wire, self._from_wire = shape.to_wire, shape.from_wire
+        self._native = None if shape.native is None else msgspec.json.Decoder(shape.native).decode
+
+    def dumps(self, value: Any, at: str = "$") -> bytes:
+        """The canonical JSON of a value.
+
+        Raises EncodeError for what would not come back equal and of the same types; `at` is what its path begins with.
+        """
+        try:
+            return canonical_bytes(self._to_wire(value, 0))
+        except Unfit as no:
+            raise EncodeError(at + no.path(), no.what, no.hint) from None
+        except RecursionError:
+            raise EncodeError(at, too_deep().what, too_deep().hint) from None
+
+    def loads(self, raw: bytes, at: str = "$") -> Any:
+        """The value of a canonical JSON text. Raises DecodeError when it does not fit the hint."""
+        tagged = TAG in raw
+        if self._native is not None and not tagged:
+            try:
+                return self._native(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                pass  # said again below, with path and words
+        try:
+            return self._from_wire(parse(raw), tagged)
+        except Unfit as no:
+            raise DecodeError(at + no.path(), no.what, no.hint) from None
+        except RecursionError:
+            raise DecodeError(at, "more levels of nesting than the stack has left") from None
+
+
+def codec_for(hint: Any) -> ValueCodec:
+    """The codec of a type hint; cached. Hints that cannot be recorded give a codec that refuses their values.
+
+    >>> codec_for(tuple[int, ...]).dumps((1, 2))
+    b'[1,2]'
+    """
+    shape = shape_of(hint)
+    codec = _codecs.get(id(shape))
+    if codec is None:
+        codec = _codecs[id(shape)] = ValueCodec(hint, shape)
+    return codec
+
+
+_codecs: dict[int, ValueCodec] = {}
+"""By identity of the shape: shapes are cached for good, so an id is never used twice."""
+
+
+def describe(hint: Any) -> str:
+    """The hint in short words, for messages."""
+    return words_of(hint)

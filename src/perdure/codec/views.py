@@ -1,0 +1,89 @@
+"""What of a recorded value counts, when some of it is noise?
+
+`without(raw, ["$.messages[*].id"])` removes what changes from call to call, before a digest is taken.
+
+    $.name  $["any name"]  one key          $.*  every key
+    $[2]    one element                     $[*] every element
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from perdure.errors import DeclarationError
+
+_STEP = re.compile(r"""\.(?P<name>[^.\[\]*]+)|\.(?P<every>\*)|\[(?P<all>\*)\]|\[(?P<index>\d+)\]|\["(?P<quoted>(?:[^"\\]|\\.)*)"\]""")
+
+EVERY = None
+"""The step that stands for all keys, or all elements."""
+
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_encode = msgspec.json.encode
+
+
+def without(raw: bytes, paths: Iterable[str]) -> bytes:
+    """The canonical text without what the paths name. Paths that lead nowhere remove nothing.
+
+    Raises DeclarationError for a path that is none.
+    """
+    routes = [_parsed(path) for path in paths]
+    return _pruned(raw, routes) if routes else raw
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(path: str) -> tuple[str | int | None, ...]:
+    steps: list[str | int | None] = []
+    position = 1
+    if not path.startswith("$"):
+        raise DeclarationError(f"{path!r} is no path: it begins with $, like $.messages[*].id")
+    while position < len(path):
+        match = _STEP.match(path, position)
+        if match is None:
+            raise DeclarationError(f"{path!r} is no path: not understood from {path[position:]!r} on (like $.messages[*].id)")
+        steps.append(_step(match))
+        position = match.end()
+    if not steps:
+        raise DeclarationError("the path '$' would remove everything")
+    return tuple(steps)
+
+
+def _step(match: re.Match[str]) -> str | int | None:
+    if match["name"] is not None:
+        return match["name"]
+    if match["index"] is not None:
+        return int(match["index"])
+    if match["quoted"] is not None:
+        name: str = msgspec.json.decode(f'"{match["quoted"]}"')
+        return name
+    return EVERY
+
+
+def _pruned(raw: bytes, routes: list[tuple[str | int | None, ...]]) -> bytes:
+    """The text without the routes' ends; parts that no route enters are copied as they stand."""
+    try:
+        if raw[:1] == b"{":
+            kept: Any = {}
+            for key, item in _object(raw).items():
+                _keep(kept.__setitem__, key, item, routes)
+            return _encode(kept)
+        if raw[:1] == b"[":
+            kept = []
+            for index, item in enumerate(_array(raw)):
+                _keep(lambda _, it: kept.append(it), index, item, routes)
+            return _encode(kept)
+    except msgspec.DecodeError:
+        pass
+    return raw
+
+
+def _keep(put: Any, at: str | int, item: msgspec.Raw, routes: list[tuple[str | int | None, ...]]) -> None:
+    here = [route[1:] for route in routes if route[0] is EVERY or (route[0] == at and type(route[0]) is type(at))]
+    if () in here:
+        return
+    put(at, msgspec.Raw(_pruned(bytes(item), here)) if here else item)
