@@ -1,0 +1,259 @@
+"""Can this function be declared as a step or a workflow? If not, the message says what to write instead.
+
+A step has to be found again by its name and called with recorded arguments; a workflow, besides, has to do the same
+again in another process: so it may not lean on what its surroundings happened to hold when it was declared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import functools
+import inspect
+import logging
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PurePath
+from typing import Any, cast
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from perdure.engine.exact import INEXACT
+from perdure.errors import DeclarationError
+
+
+def check_step(declared: object) -> None:
+    """Refuse what cannot be a step. Closing over things is fine for a step: its body is never replayed.
+
+    >>> check_step(lambda q: q)
+    Traceback (most recent call last):
+    perdure.errors.DeclarationError: a lambda cannot be a step: it has no name to be found by. Write `def name(...)`.
+    """
+    _check_kind(declared, "step")
+
+
+def check_workflow(declared: object, is_durable: Callable[[object], bool]) -> None:
+    """Refuse what cannot be a workflow. `is_durable` knows our own declared objects: steps, effects, workflows.
+
+    Besides what `check_step` refuses: a function that closes over state, and one that uses the stock `wait_for` or
+    `as_completed` by a name of its own. Closing over these is fine: what `is_durable` accepts, modules, classes,
+    functions that close over nothing else themselves, and values that cannot change (numbers, text, enums, dates,
+    tuples and frozen dataclasses of such, ...). A name that is bound only after the declaration is not looked at.
+    """
+    if is_durable(declared):
+        raise DeclarationError(f"{_label(declared)} is declared already: a function is a step or a workflow, not both.")
+    function = _check_kind(declared, "workflow")
+    _check_closure(function, is_durable)
+    _check_waits(function)
+
+
+# ── what kind of thing it is ────────────────────────────────────────────────────────────────
+
+_TAKE_IT_AS_ARGUMENT = "Write a function that takes what it needs as arguments."
+
+
+def _is_lambda(it: Any) -> bool:
+    return inspect.isfunction(it) and it.__name__ == "<lambda>"
+
+
+def _is_method(it: Any) -> bool:
+    """Also one that is not bound yet, because its class is being defined."""
+    if not inspect.isfunction(it):
+        return False
+    outer, _, _ = it.__qualname__.rpartition(".")
+    names = it.__code__.co_varnames[:1] if it.__code__.co_argcount else ()
+    return bool(outer) and not outer.endswith("<locals>") and names in {("self",), ("cls",)}
+
+
+def _is_bound_to_a_class(it: Any) -> bool:
+    return inspect.ismethod(it) and inspect.isclass(it.__self__)
+
+
+def _has_no_signature(it: Any) -> bool:
+    try:
+        inspect.signature(it)
+    except (ValueError, TypeError):
+        return True
+    return False
+
+
+REFUSED: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
+    # is it one of these; what to call it; why it cannot be, and what to write instead
+    (_is_lambda, "a lambda", "it has no name to be found by. Write `def name(...)`."),
+    (
+        lambda it: isinstance(it, classmethod) or _is_bound_to_a_class(it),
+        "a classmethod",
+        f"the class is not part of what is recorded. {_TAKE_IT_AS_ARGUMENT}",
+    ),
+    (
+        lambda it: isinstance(it, staticmethod),
+        "a staticmethod object",
+        "it is not the function yet. Put @staticmethod above this decorator.",
+    ),
+    (
+        lambda it: inspect.ismethod(it) or _is_method(it),
+        "a method",
+        f"its object is not there any more after a crash. {_TAKE_IT_AS_ARGUMENT} Steps get clients by perdure.use().",
+    ),
+    (
+        inspect.isasyncgenfunction,
+        "an async generator",
+        "it has many results, a durable call has one. Return a list, or call one {kind} per item.",
+    ),
+    (
+        inspect.isgeneratorfunction,
+        "a generator",
+        "it has many results, a durable call has one. Return a list, or call one {kind} per item.",
+    ),
+    (inspect.isclass, "a class", "calling it makes an object, not a record. Write a function that returns its data."),
+    (
+        lambda it: isinstance(it, functools.partial),
+        "a functools.partial",
+        "what it was given is not recorded. Write a function that passes it on.",
+    ),
+    (inspect.iscoroutine, "a coroutine", "it was called already. Leave out the parentheses behind the function."),
+    (
+        lambda it: not callable(it),
+        "{type} object",
+        "it cannot be called. Options have names: @{kind}(name=...).",
+    ),
+    (_has_no_signature, "{type} object", "it does not tell its parameters. Write a `def` that calls it."),
+    (
+        lambda it: not inspect.isfunction(it),
+        "{type} object",
+        "only functions can be found again by their name. Write a `def` that calls it.",
+    ),
+)
+
+
+def _check_kind(it: Any, kind: str) -> types.FunctionType:
+    for matches, noun, why in REFUSED:
+        if matches(it):
+            noun = noun.format(type=f"a {type(it).__name__}")
+            raise DeclarationError(f"{noun} cannot be a {kind}: {why.format(kind=kind)}{_at(it)}")
+    return cast("types.FunctionType", it)
+
+
+def _label(it: Any) -> str:
+    return str(getattr(it, "__qualname__", None) or getattr(it, "name", None) or repr(it))
+
+
+def _at(it: Any) -> str:
+    """Where it was written, if it has a name that helps to find it."""
+    function = getattr(it, "__func__", it)
+    if not inspect.isfunction(function) or _is_lambda(function):
+        return ""
+    return f" ({function.__qualname__}, {function.__code__.co_filename}:{function.__code__.co_firstlineno})"
+
+
+# ── what it closes over ─────────────────────────────────────────────────────────────────────
+
+
+def _check_closure(function: types.FunctionType, is_durable: Callable[[object], bool]) -> None:
+    held = {name: _kind_of(value) for name, value in _held(function, is_durable, set())}
+    held |= dict.fromkeys(_rebound(function.__code__), "assigned to from inside")
+    if held:
+        names = ", ".join(f"{name!r} ({kind})" for name, kind in sorted(held.items()))
+        raise DeclarationError(
+            f"the workflow {function.__name__!r} closes over {names}. A run may go on in another process, where these "
+            "are not as they were: pass them as arguments, keep state in the workflow's own variables, and give "
+            f"clients to steps by perdure.use().{_at(function)}"
+        )
+
+
+def _held(
+    function: types.FunctionType, is_durable: Callable[[object], bool], seen: set[int]
+) -> Iterator[tuple[str, object]]:
+    """The names and values in the function's closure that may be different elsewhere."""
+    seen.add(id(function))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            value: object = cell.cell_contents
+        except ValueError:  # bound after the declaration, as the workflow's own name is
+            continue
+        if is_durable(value) or _is_fixed(value):
+            continue
+        if not inspect.isfunction(value):
+            yield name, value
+        elif id(value) not in seen:
+            yield from ((f"{name}: {inner}", what) for inner, what in _held(value, is_durable, seen))
+
+
+CANNOT_CHANGE: tuple[type, ...] = (
+    type(None), bool, int, float, complex, str, bytes, range, type(...), type(NotImplemented),
+    datetime, date, time, timedelta, timezone, ZoneInfo, Decimal, Fraction, UUID, Enum, PurePath, re.Pattern,
+    types.ModuleType, type, types.GenericAlias, types.UnionType, typing.TypeVar, typing.ParamSpec, typing.NewType,
+    logging.Logger, ContextVar,
+)  # fmt: skip
+"""Loggers and context variables can, but they are found by name, and each run has a context of its own."""
+
+
+def _is_fixed(value: object) -> bool:
+    if isinstance(value, CANNOT_CHANGE) or type(value) is object or typing.get_origin(value) is not None:
+        return True
+    if isinstance(value, types.BuiltinFunctionType):  # `calls.append` is one too, and brings its list along
+        return value.__self__ is None or isinstance(value.__self__, (types.ModuleType, type))
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(_is_fixed, cast("tuple[object, ...]", value)))
+    return _is_frozen(value) and all(_is_fixed(getattr(value, name, None)) for name in _fields(value))
+
+
+def _is_frozen(value: object) -> bool:
+    """A frozen dataclass or msgspec.Struct."""
+    parameters = getattr(value, "__dataclass_params__", None) or getattr(value, "__struct_config__", None)
+    return bool(getattr(parameters, "frozen", False))
+
+
+def _fields(value: object) -> tuple[str, ...]:
+    if dataclasses.is_dataclass(value):
+        return tuple(field.name for field in dataclasses.fields(value))
+    return cast("tuple[str, ...]", getattr(value, "__struct_fields__", ()))
+
+
+def _kind_of(value: object) -> str:
+    return type(value).__qualname__
+
+
+# ── what its code does ──────────────────────────────────────────────────────────────────────
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function and of all that is defined in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _names_used(code: types.CodeType, operations: frozenset[str]) -> set[str]:
+    return {
+        str(instruction.argval)
+        for inner in _codes(code)
+        for instruction in dis.get_instructions(inner)
+        if instruction.opname in operations
+    }
+
+
+def _rebound(code: types.CodeType) -> set[str]:
+    """The outer variables that it assigns to (`nonlocal`)."""
+    return _names_used(code, frozenset({"STORE_DEREF", "DELETE_DEREF"})) & set(code.co_freevars)
+
+
+def _check_waits(function: types.FunctionType) -> None:
+    names = _names_used(function.__code__, frozenset({"LOAD_GLOBAL", "LOAD_NAME"}))
+    known = {name: function.__globals__.get(name) for name in names}
+    known |= inspect.getclosurevars(function).nonlocals
+    for name, value in sorted(known.items()):
+        for stock, exact in INEXACT.items():
+            if value is stock:
+                raise DeclarationError(
+                    f"the workflow {function.__name__!r} uses {name!r}, which is {exact} as it was before a Runtime "
+                    f"could make it replay exactly: call {exact}(...) instead.{_at(function)}"
+                )
