@@ -327,7 +327,9 @@ class MemoryStore:
             if there is not None and there.is_alive:
                 raise StoreError(f"worker {worker} has entered already; give each worker a name of its own")
             self._count_commit()
-            self._free(worker)
+            for run in self._owned(worker):
+                run.lost_owner, run.lost_how = worker, "suspicion"
+                self._bury(run, None)
             now = self._clock.now()
             info = WorkerInfo(worker, "memory", 0, now, _lease_until(now, lease_seconds), tuple(workflows))
             self._shared.workers[worker] = _Worker(info)
@@ -396,12 +398,14 @@ class MemoryStore:
     def _owned(self, worker: str) -> list[_Run]:
         return [run for run in self._shared.runs.values() if run.info.owner == worker]
 
-    def _free(self, worker: str) -> None:
-        for run in self._owned(worker):
-            self._bury(run, None)
-
     def claim(
-        self, worker: str, *, now: int, limit: int, known: frozenset[tuple[str, int]], only: frozenset[str] | None = None
+        self,
+        worker: str,
+        *,
+        now: int,
+        limit: int,
+        known: frozenset[tuple[str, int]],
+        only: frozenset[str] | None = None,
     ) -> list[Claim]:
         with self._shared.lock:
             if worker not in self._shared.workers:
@@ -526,6 +530,8 @@ class MemoryStore:
 
     def backup(self, target: str, progress: Callable[[int, int], None] | None = None) -> None:
         """Write what there is to `target` as JSON lines, one per run: to look at, nothing reads it back."""
+        if Path(target).exists():
+            raise StoreError(f"{target}: there is something already; name another file for the backup")
         with self._shared.lock:
             lines = [json.dumps(stored, default=str) for stored in map(self.load, sorted(self._shared.runs))]
         Path(target).write_text("".join(f"{line}\n" for line in lines))

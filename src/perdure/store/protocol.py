@@ -65,8 +65,13 @@ Blob = tuple[bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run to be created with its first events. If `owner` is given it is claimed for that worker at once (epoch 1);
-    otherwise it is due at `due_at`."""
+    """A run to be created with its first events.
+
+    If `owner` is given it is claimed for that worker at once (epoch 1); has that worker been declared dead meanwhile,
+    the run is nobody's and due at once, and its creator is fenced as soon as another claims it. Without an owner it is
+    due at `due_at`: control letters hasten that, messages do not; without a `due_at` its first letter makes it due.
+    Sent again under the same `id` it is created once.
+    """
 
     id: bytes
     run_id: str
@@ -84,7 +89,10 @@ class NewRun:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Tell `watcher_rid` when run `run_id` ends, by a `child` letter whose key is `key`; at once if it has ended."""
+    """Tell `watcher_rid` when run `run_id` ends, by a `child` letter whose key is `key`; at once if it has ended.
+
+    The letter's body is the `ending` of the watched run. A watcher that has ended itself is not told.
+    """
 
     run_id: str
     watcher_rid: int
@@ -93,10 +101,12 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an append changes in the run's index row. None leaves a field as it is.
+    """What an append changes in the run's index row. None leaves a field as it is; but a `status` brings its `reason`
+    and `hint` with it, None included.
 
     `release` gives the run up: nobody owns it, it is due at `due_at`, and at once if mail that wakes it is there.
-    `ending` is the letter that watchers of the run get (its outcome); given exactly when `status` is final.
+    `ending` is the letter that watchers of the run get (its outcome); given exactly when `status` is final. A run that
+    has ended is nobody's and never due; its mailbox is emptied.
     """
 
     status: Status | None = None
@@ -116,8 +126,12 @@ class Append:
     """Add rows to a run's history: all or nothing, if the run still has `expected_length` events and `epoch`.
 
     Sent again under the same `id` (after a commit whose outcome is unknown) it is applied once and answers the same.
-    `taken` are ids of letters that entered the history with it. `new_runs` and `watches` belong to the same
-    transaction; if a new run's id exists already the whole append is refused with `Exists`.
+    `taken` are ids of letters that entered the history with it. `new_runs`, `watches` and `letters` belong to the same
+    transaction; if a new run's id exists already the whole append is refused with `Exists`, if there is no run to watch
+    with `Missing`. A letter of an append whose addressee has ended, or does not exist, is dropped.
+
+    Judged in this order: Missing, the same append again, Fenced, Ended, Moved, Exists. A plain append (rows and blobs
+    alone) does not touch the index row, so `updated_at` stands still.
     """
 
     id: bytes
@@ -135,7 +149,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """Something sent to a run by whoever does not own it. `kind` is `message`, `child` or a control kind.
+    """Something sent to a run by whoever does not own it. `kind` is `message`, `child` or one of `CONTROL_KINDS`.
 
     Sent again under the same `id` while the run lives, it is delivered once. Refused with `Ended` after the run's end.
     """
@@ -158,7 +172,7 @@ Write = NewRun | Append | Letter
 
 
 class Done(NamedTuple):
-    """The write is durable. `rid` of the run it went to; `length` the run's length afterwards (appends and new runs)."""
+    """The write is durable. `rid` of the run it went to; `length` its length afterwards (of appends and new runs)."""
 
     rid: int
     length: int = 0
@@ -297,7 +311,11 @@ class Store(Protocol):
 
     # ── workers ──────────────────────────────────────────────────────────────────────────────
     def enter(self, worker: str, *, lease_seconds: float, workflows: Sequence[str]) -> None:
-        """Register this process's worker, with a proof of life that the operating system drops when it dies."""
+        """Register this process's worker, with a proof of life that the operating system drops when it dies.
+
+        StoreError if a live worker has that name. Runs of a dead one that had it are freed, as on suspicion; so that
+        deaths are counted, a process takes a name that was never used.
+        """
         ...
 
     def renew(self, worker: str, *, lease_seconds: float) -> bool:
@@ -316,7 +334,8 @@ class Store(Protocol):
         ...
 
     def take_over(self, dead: str, *, proven: bool, retry_after: Sequence[float]) -> int:
-        """Free all runs of a lost worker: owner none, epoch + 1, due at once; returns how many.
+        """Free all runs of a lost worker: owner none, epoch + 1, due at once; returns how many. Its row is gone. With
+        `proven` nothing happens if its proof of life stands.
 
         Counts deaths, in the same transaction, if `proven`: a *candidate* is a run of the dead worker that is
         `running` and to whose history nothing but starts and takeovers (kinds in QUIET_KINDS) was added since it was
@@ -327,12 +346,21 @@ class Store(Protocol):
         ...
 
     def claim(
-        self, worker: str, *, now: int, limit: int, known: frozenset[tuple[str, int]], only: frozenset[str] | None = None
+        self,
+        worker: str,
+        *,
+        now: int,
+        limit: int,
+        known: frozenset[tuple[str, int]],
+        only: frozenset[str] | None = None,
     ) -> list[Claim]:
         """Take up to `limit` due, unowned runs whose (workflow, version) is `known` (and whose id is in `only`), oldest
-        due first: owner = worker, epoch + 1, claimed length noted. Status `queued` becomes `running`.
+        due first: owner = worker, epoch + 1, claimed length noted. Status `queued` becomes `running`. A worker that has
+        not entered, or was declared dead, gets none.
 
-        Runs with deaths >= 2 are taken one at a time: at most one such run may be owned by a worker."""
+        Runs with deaths >= 2 are taken one at a time: a worker may own at most one such run that has made no progress
+        since. A release after progress sets `deaths` and `lone` to 0.
+        """
         ...
 
     def next_due(self, *, known: frozenset[tuple[str, int]]) -> int | None:
@@ -341,7 +369,10 @@ class Store(Protocol):
 
     # ── reading (never blocked by a writer, never blocking one) ──────────────────────────────
     def changed(self) -> bool:
-        """Whether anybody else (another process, another handle) committed since the last call. A cheap probe."""
+        """Whether anybody else (another process, another handle) committed since the last call. A cheap probe.
+
+        What was there when the handle was opened is no news.
+        """
         ...
 
     def find(self, run_id: str) -> RunInfo | None:
@@ -349,7 +380,10 @@ class Store(Protocol):
         ...
 
     def load(self, rid: int, *, from_seq: int | None = None) -> Stored:
-        """The run's rows from `from_seq` on (default: its current chapter's first). HistoryCorruptError if not dense."""
+        """The run's rows from `from_seq` on (default: its current chapter's first), as of one moment.
+
+        HistoryCorruptError if they are not dense, or if there is no such run.
+        """
         ...
 
     def last_row(self, rid: int) -> Row: ...
@@ -375,7 +409,10 @@ class Store(Protocol):
         ...
 
     def backup(self, target: str, progress: Callable[[int, int], None] | None = None) -> None:
-        """Copy the store while it is in use; the copy is consistent."""
+        """Copy the store while it is in use; the copy is consistent. `progress(done, total)` is called as it goes on.
+
+        StoreError if there is something at `target` already.
+        """
         ...
 
     def stats(self) -> Mapping[str, int | str]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from perdure.clock import MICROSECONDS, Clock, SystemClock
-from perdure.errors import ForkedError, StoreBusyError, StoreError, StoreFullError
+from perdure.errors import ForkedError, PerdureBug, PerdureError, StoreBusyError, StoreError, StoreReadOnlyError
 from perdure.store import rules
 from perdure.store.protocol import (
     Claim,
@@ -27,7 +27,6 @@ from perdure.store.protocol import (
 )
 from perdure.store.sqlite import care, workers
 from perdure.store.sqlite.commit import QUERIES, Commit
-from perdure.store.sqlite.connect import connect, translated
 from perdure.store.sqlite.locks import Liveness, WriterQueue, check_locks_hold
 from perdure.store.sqlite.reading import Readers
 from perdure.store.sqlite.schema import prepare
@@ -48,17 +47,16 @@ class SqliteStore:
 
     def _open(self, busy_seconds: float) -> None:
         check_locks_hold(f"{self._path}-lock")
-        queue = WriterQueue(f"{self._path}-lock")
-        queue.acquire(until=time.monotonic() + busy_seconds)
-        try:
-            connection = connect(self._path, busy_seconds=busy_seconds)
-            prepare(connection, self._path)
-            connection.close()
-        finally:
-            queue.release()
-        self._writer = Writer(self._path, queue, busy_seconds=busy_seconds)
         self._readers = Readers(self._path, busy_seconds=busy_seconds)
         self._liveness = Liveness(f"{self._path}-workers")
+        self._writer = Writer(self._path, WriterQueue(f"{self._path}-lock"), busy_seconds=busy_seconds)
+        try:
+            with self._writer.turn() as connection:
+                prepare(connection, self._path)
+            self._writer.changed()  # what was there before is no news
+        except BaseException:
+            self._writer.close()
+            raise
 
     @property
     def url(self) -> str:
@@ -75,12 +73,24 @@ class SqliteStore:
             rules.check_write(write)
         try:
             return self._commit(writes)
-        except StoreBusyError:
+        except (StoreBusyError, StoreReadOnlyError):
             raise
-        except StoreError:
+        except (StoreError, PerdureBug):
             if len(writes) < 2:
                 raise
-        return [outcome for write in writes for outcome in self._commit([write])]
+        return self._commit_each(writes)
+
+    def _commit_each(self, writes: Sequence[Write]) -> list[Outcome]:
+        """Each write alone, all of them; then the first failure is raised."""
+        outcomes, failures = list[Outcome](), list[PerdureError]()
+        for write in writes:
+            try:
+                outcomes += self._commit([write])
+            except (StoreError, PerdureBug) as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return outcomes
 
     def _commit(self, writes: Sequence[Write]) -> list[Outcome]:
         with self._writer.transaction() as connection:
@@ -93,21 +103,21 @@ class SqliteStore:
     # ── workers ──────────────────────────────────────────────────────────────────────────────
     def enter(self, worker: str, *, lease_seconds: float, workflows: Sequence[str]) -> None:
         self._check_process()
-        self._liveness.prove(worker)
         now = self._clock.now()
-        row = (worker, socket.gethostname(), self._pid, now, self._lease(now, lease_seconds), json.dumps(list(workflows)))
+        lease_until = _lease_until(now, lease_seconds)
+        row = (worker, socket.gethostname(), self._pid, now, lease_until, json.dumps(list(workflows)))
         with self._writer.transaction() as connection:
+            if workers.has_entered(connection, worker) and not self._liveness.is_dead(worker):
+                raise StoreError(f"worker {worker} has entered already; give each worker a name of its own")
+            self._liveness.prove(worker)
             workers.bury(connection, worker, proven=False, retry_after=(), now=now)
             connection.execute(QUERIES["enter_worker"], row)
             self._writer.facts.forget()
 
-    def _lease(self, now: int, lease_seconds: float) -> int:
-        return now + round(lease_seconds * MICROSECONDS)
-
     def renew(self, worker: str, *, lease_seconds: float) -> bool:
         self._check_process()
         with self._writer.transaction() as connection:
-            until = self._lease(self._clock.now(), lease_seconds)
+            until = _lease_until(self._clock.now(), lease_seconds)
             return connection.execute(QUERIES["renew_worker"], (until, worker)).rowcount == 1
 
     def leave(self, worker: str) -> None:
@@ -234,3 +244,7 @@ class SqliteStore:
         self._liveness.close()
         self._readers.close()
         self._writer.close()
+
+
+def _lease_until(now: int, lease_seconds: float) -> int:
+    return now + round(lease_seconds * MICROSECONDS)

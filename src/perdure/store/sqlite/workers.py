@@ -66,9 +66,7 @@ def _is_candidate(connection: sqlite3.Connection, run: Owned) -> bool:
     return run.status == Status.RUNNING and is_quiet(connection, run.rid, run.claimed_length)
 
 
-def _free(
-    connection: sqlite3.Connection, run: Owned, death: Death | None, *, dead: str, how: str, now: int
-) -> None:
+def _free(connection: sqlite3.Connection, run: Owned, death: Death | None, *, dead: str, how: str, now: int) -> None:
     values: dict[str, Any] = {"rid": run.rid, "dead": dead, "how": how, "now": now, "due_at": now}
     values |= {"deaths": None, "lone": None}
     if death is not None:

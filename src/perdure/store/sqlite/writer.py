@@ -51,52 +51,40 @@ class Writer:
         self._is_news = False
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Begin, and commit at the end or undo everything. SQLite's errors come out as ours."""
-        connection = self.begin()
-        try:
-            yield connection
-            connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            self._undo(connection)
-            raise translated(error, self.path) from error
-        except BaseException:
-            self._undo(connection)
-            raise
-        finally:
-            self._done()
-
-    def begin(self) -> sqlite3.Connection:
+    def turn(self) -> Iterator[sqlite3.Connection]:
+        """The connection, alone among all threads and processes, outside a transaction. Errors come out as ours."""
         until = time.monotonic() + self._busy_seconds
         if not self._lock.acquire(timeout=self._busy_seconds):
-            raise StoreBusyError(f"{self.path}: another thread is writing for too long")
+            raise StoreBusyError(f"{self.path}: another thread has been writing for too long; is it stopped?")
         try:
             self._queue.acquire(until=until)
-        except BaseException:
-            self._lock.release()
-            raise
-        try:
-            connection = self._connected()
-            connection.execute("BEGIN IMMEDIATE")
-            self._look_for_news(connection)
-            return connection
-        except BaseException as error:
-            if self._connection is not None:
-                self._undo(self._connection)
-            self._done()
-            if isinstance(error, sqlite3.Error):
+            try:
+                yield self._connected()
+            except sqlite3.Error as error:
                 raise translated(error, self.path) from error
-            raise
+            finally:
+                self._queue.release()
+        finally:
+            self._lock.release()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Begin, and commit at the end or undo everything."""
+        with self.turn() as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                self._look_for_news(connection)
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                self._undo(connection)
+                raise
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = connect(self.path, busy_seconds=self._busy_seconds)
-            self._version = None
+            self._look_for_news(self._connection)
         return self._connection
-
-    def _done(self) -> None:
-        self._queue.release()
-        self._lock.release()
 
     def _undo(self, connection: sqlite3.Connection) -> None:
         """Roll back; a connection that cannot even do that is replaced by the next transaction."""
@@ -111,7 +99,7 @@ class Writer:
     def _look_for_news(self, connection: sqlite3.Connection) -> None:
         (version,) = connection.execute("PRAGMA data_version").fetchone()
         if version != self._version:
-            self._is_news = self._is_news or self._version is not None
+            self._is_news |= self._version is not None
             self._version = version
             self.facts.forget()
         elif len(self.facts.standing) > RUNS_REMEMBERED_MAX:

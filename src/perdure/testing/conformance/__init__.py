@@ -1,0 +1,27 @@
+"""What every store has to pass: the protocol's sentences, each as a test.
+
+Subclass `StoreConformance`, say how your store is opened, and pytest runs the suite against it:
+
+    class TestMyStore(StoreConformance):
+        def open(self, place, clock):
+            return MyStore(place / "my.db", clock=clock)
+"""
+
+import pytest
+
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{part}" for part in ("base", "appends", "mail", "workers", "reading", "care"))
+)
+
+from perdure.testing.conformance.appends import AppendPromises  # noqa: E402  after their asserts are made to explain
+from perdure.testing.conformance.base import StillClock  # noqa: E402
+from perdure.testing.conformance.care import CarePromises  # noqa: E402
+from perdure.testing.conformance.mail import MailPromises  # noqa: E402
+from perdure.testing.conformance.reading import ReadPromises  # noqa: E402
+from perdure.testing.conformance.workers import WorkerPromises  # noqa: E402
+
+__all__ = ["StillClock", "StoreConformance"]
+
+
+class StoreConformance(AppendPromises, MailPromises, WorkerPromises, ReadPromises, CarePromises):
+    """The whole suite. `open(place, clock)` opens a store; called again with the same place, another handle on it."""

@@ -1,0 +1,183 @@
+"""A store that fails at its n-th write: to crash before and after every write there is, and to see the run survive.
+
+    for n in itertools.count(1):
+        for when in ("before", "after"):
+            store = CrashingStore(inner, fail_at=n, when=when)
+            ...                                    # run until Crash comes through, then recover on `inner`
+        if store.writes < n:
+            break                                  # there was no n-th write: every one was tried
+
+It wraps any store. Reads pass through, until it has crashed: a dead process reads nothing either.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal, TypeVar
+
+from perdure.errors import StoreError
+from perdure.store.protocol import Claim, Filter, Mail, Outcome, Row, RunInfo, Store, Stored, WorkerInfo, Write
+
+When = Literal["before", "after"]
+T = TypeVar("T")
+
+__all__ = ["Crash", "CrashingStore", "When", "failing"]
+
+
+class Crash(BaseException):
+    """The process died here. No `except Exception` sees it."""
+
+
+def failing(message: str = "the database went away") -> Callable[[], BaseException]:
+    """For `how`: a StoreError, after which the same write may be sent again.
+
+    With `when="before"` the write was not applied, with `"after"` it was: the sender cannot tell.
+    """
+    return lambda: StoreError(message)
+
+
+class CrashingStore:
+    """A store whose write number `fail_at` fails `when` (before or after) it takes effect, by raising `how()`.
+
+    `fail_at` counts from 1; None never fails. After a `Crash` every further call raises it too, as nothing comes from a
+    dead process; any other failure happens `times` times, from that write on. `before_write` is called with the number
+    of each write that is about to happen: to be slow, to look, to let something else come first. `writes` counts them.
+
+    Writes are `commit`, `enter`, `renew`, `leave`, `take_over`, `prune`, and a `claim` that finds something due.
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        *,
+        fail_at: int | None = None,
+        when: When = "before",
+        how: Callable[[], BaseException] = Crash,
+        times: int = 1,
+        before_write: Callable[[int], None] | None = None,
+    ) -> None:
+        self.inner = inner
+        self.writes = 0
+        self.has_crashed = False
+        self._first = fail_at if fail_at is not None else 0
+        self._failing = range(self._first, self._first + times) if fail_at is not None else range(0)
+        self._when, self._how, self._before_write = when, how, before_write
+        self._lock = threading.Lock()
+
+    def _write(self, write: Callable[[], T]) -> T:
+        number = self._count()
+        if self._before_write is not None:
+            self._before_write(number)
+        if number not in self._failing:
+            return self._living(write)
+        if self._when == "after":
+            self._living(write)
+        raise self._failure()
+
+    def _count(self) -> int:
+        with self._lock:
+            self._check_alive()
+            self.writes += 1
+            return self.writes
+
+    def _failure(self) -> BaseException:
+        failure = self._how()
+        self.has_crashed = self.has_crashed or isinstance(failure, Crash)
+        return failure
+
+    def _check_alive(self) -> None:
+        if self.has_crashed:
+            raise Crash
+
+    def _living(self, call: Callable[[], T]) -> T:
+        self._check_alive()
+        return call()
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    def kill(self, worker: str) -> None:
+        """Take a worker's proof of life away, where the inner store can do that."""
+        self.inner.kill(worker)  # type: ignore[attr-defined]
+
+    # ── writes ───────────────────────────────────────────────────────────────────────────────
+    def commit(self, writes: Sequence[Write]) -> list[Outcome]:
+        return self._write(lambda: self.inner.commit(writes))
+
+    def enter(self, worker: str, *, lease_seconds: float, workflows: Sequence[str]) -> None:
+        self._write(lambda: self.inner.enter(worker, lease_seconds=lease_seconds, workflows=workflows))
+
+    def renew(self, worker: str, *, lease_seconds: float) -> bool:
+        return self._write(lambda: self.inner.renew(worker, lease_seconds=lease_seconds))
+
+    def leave(self, worker: str) -> None:
+        self._write(lambda: self.inner.leave(worker))
+
+    def take_over(self, dead: str, *, proven: bool, retry_after: Sequence[float]) -> int:
+        return self._write(lambda: self.inner.take_over(dead, proven=proven, retry_after=retry_after))
+
+    def claim(
+        self,
+        worker: str,
+        *,
+        now: int,
+        limit: int,
+        known: frozenset[tuple[str, int]],
+        only: frozenset[str] | None = None,
+    ) -> list[Claim]:
+        due = self.next_due(known=known)
+        if due is None or due > now:
+            return []
+        return self._write(lambda: self.inner.claim(worker, now=now, limit=limit, known=known, only=only))
+
+    def prune(self, *, ended_before: int, limit: int) -> int:
+        return self._write(lambda: self.inner.prune(ended_before=ended_before, limit=limit))
+
+    # ── what passes through ──────────────────────────────────────────────────────────────────
+    def is_free(self) -> bool:
+        return self._living(self.inner.is_free)
+
+    def workers(self) -> list[WorkerInfo]:
+        return self._living(self.inner.workers)
+
+    def lost(self, me: str) -> list[tuple[str, bool]]:
+        return self._living(lambda: self.inner.lost(me))
+
+    def next_due(self, *, known: frozenset[tuple[str, int]]) -> int | None:
+        return self._living(lambda: self.inner.next_due(known=known))
+
+    def changed(self) -> bool:
+        return self._living(self.inner.changed)
+
+    def find(self, run_id: str) -> RunInfo | None:
+        return self._living(lambda: self.inner.find(run_id))
+
+    def load(self, rid: int, *, from_seq: int | None = None) -> Stored:
+        return self._living(lambda: self.inner.load(rid, from_seq=from_seq))
+
+    def last_row(self, rid: int) -> Row:
+        return self._living(lambda: self.inner.last_row(rid))
+
+    def blob(self, rid: int, digest: bytes) -> bytes:
+        return self._living(lambda: self.inner.blob(rid, digest))
+
+    def mail(self, rids: Sequence[int] | None = None, *, owner: str | None = None) -> list[Mail]:
+        return self._living(lambda: self.inner.mail(rids, owner=owner))
+
+    def runs(self, which: Filter) -> list[RunInfo]:
+        return self._living(lambda: self.inner.runs(which))
+
+    def heads(self) -> Iterator[tuple[str, int, int, bytes]]:
+        return self._living(self.inner.heads)
+
+    def backup(self, target: str, progress: Callable[[int, int], None] | None = None) -> None:
+        self._living(lambda: self.inner.backup(target, progress))
+
+    def stats(self) -> Mapping[str, int | str]:
+        return self._living(self.inner.stats)
+
+    def close(self) -> None:
+        """Closes the inner store, crashed or not."""
+        self.inner.close()
