@@ -15,7 +15,7 @@ from perdure.engine.loop import LoopFuture
 from perdure.specs import StepSpec, WorkflowSpec
 
 if TYPE_CHECKING:
-    from perdure.codec import ValueCodec
+    from perdure.codec import Packed, ValueCodec
     from perdure.engine.execution import Execution
 
 Key = tuple[str, int]
@@ -51,26 +51,25 @@ class Ask:
 
 
 class StepAsk(Ask):
-    """A step to be performed. `arguments` are the values for the body, `input` their canonical bytes."""
+    """A step to be performed. `input` are its arguments, canonical; `packed` the same as it is to be stored."""
 
-    __slots__ = ("args", "input", "input_digest", "kwargs", "spec", "view")
+    __slots__ = ("input", "is_recorded", "packed", "spec", "view")
     kind = "step"
+    is_recorded: bool
     spec: StepSpec
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
     input: bytes
-    input_digest: bytes
+    packed: Packed | None
     view: bytes | None
 
 
 class ChildAsk(Ask):
     """A child run to be started and waited for."""
 
-    __slots__ = ("input", "input_digest", "on_cancel", "run_id", "spec")
+    __slots__ = ("input", "on_cancel", "packed", "run_id", "spec")
     kind = "child"
     spec: WorkflowSpec
     input: bytes
-    input_digest: bytes
+    packed: Packed
     run_id: str
     on_cancel: str
 
@@ -78,13 +77,12 @@ class ChildAsk(Ask):
 class SectionAsk(Ask):
     """Foreign code to be hosted outside the workflow's loop, its calls answered by a journal."""
 
-    __slots__ = ("args", "function", "input_digest", "is_async", "kwargs", "result")
+    __slots__ = ("args", "function", "is_async", "kwargs", "result")
     kind = "section"
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     is_async: bool
-    input_digest: bytes
     result: ValueCodec
 
 
@@ -149,4 +147,3 @@ class Attempts(NamedTuple):
     retry_at: int = 0
     first_at: int = 0
     details: bytes | None = None
-    error: bytes | None = None

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure.codec import ValueCodec, digest, dump_exception, load_exception, without
+from perdure.codec import Memo, ValueCodec, digest, dump_exception, load_exception, pack, without
 from perdure.engine import where
 from perdure.engine.calls import (
     Ask,
@@ -123,8 +123,8 @@ class Known(msgspec.Struct):
     children: dict[Key, e.ChildStarted] = {}
     supplied: dict[Key, e.RunUnblocked] = {}
 
-    def note(self, event: e.Event) -> None:
-        """Take one event in."""
+    def note(self, event: e.Event, output: bytes | None = None) -> None:
+        """Take one event in. `output` is needed of heartbeats only."""
         match event:
             case e.StepCompleted() | e.StepFailed() | e.StepStarted():
                 if event.key not in self.recorded:
@@ -133,7 +133,7 @@ class Known(msgspec.Struct):
                 self.recorded.setdefault(event.key, Recorded(event.name, "step", event.view or event.input))
                 self.attempts[event.key] = _failed_once_more(self.attempts.get(event.key, Attempts()), event)
             case e.Heartbeat():
-                self.attempts[event.key] = self.attempts.get(event.key, Attempts())._replace(details=event.output)
+                self.attempts[event.key] = self.attempts.get(event.key, Attempts())._replace(details=output)
             case e.ChildStarted():
                 self.recorded[event.key] = Recorded(event.name, "child", event.input)
                 self.children[event.key] = event
@@ -148,7 +148,7 @@ class Known(msgspec.Struct):
 
 
 def _failed_once_more(before: Attempts, event: e.AttemptFailed) -> Attempts:
-    return before._replace(failed=event.attempt, retry_at=event.retry_at, first_at=event.first_at, error=event.output)
+    return before._replace(failed=event.attempt, retry_at=event.retry_at, first_at=event.first_at)
 
 
 class Execution:
@@ -179,7 +179,9 @@ class Execution:
         self.loop.foreign_callback = self._foreign_callback
         self.now_us = beginning.at
         self.loop.move_time(beginning.at / MICROSECONDS)
+        self.memo = Memo()
         self.open: dict[Key, Ask] = {}
+        self.holding: set[Key] = set()
         self.cancelled: set[Key] = set()
         self.commands: list[Command] = []
         self.notes: list[e.Event] = []
@@ -257,6 +259,7 @@ class Execution:
         ask = self.open.pop(event.key, None)
         if ask is not None:
             return ask
+        self.holding.discard(event.key)
         if event.key not in self.cancelled:
             self.diverge(
                 f"the history has {event.label}, which the code does not ask for here",
@@ -295,24 +298,27 @@ class Execution:
                 task.cancel()
             self.loop.run_dry()
         if self.failure is None and not self.loop.live_tasks():
-            self._end()
+            self._let_go()
+            if not self.holding:
+                self._end()
+
+    def _let_go(self) -> None:
+        """Nobody waits for the calls still open: steps are cancelled and fenced, children told, unless abandoned."""
+        for ask in list(self.open.values()):
+            if isinstance(ask, ChildAsk) and ask.on_cancel == "abandon":
+                del self.open[ask.key]
+                self.cancelled.add(ask.key)
+            else:
+                ask.future.cancel()
 
     def _end(self) -> None:
         root = self._root
         if root is None:
             return
-        for ask in list(self.open.values()):
-            self._give_up(ask)
-        if any(True for _ in self.known.recorded) or self.expected:
-            self._check_claims()
-            if self.failure is not None:
-                return
+        self._check_claims()
+        if self.failure is not None:
+            return
         self.ending = self._ending_of(root)
-
-    def _give_up(self, ask: Ask) -> None:
-        """Nobody waits for this call any more: its step is cancelled and fenced."""
-        if not ask.future.done():
-            ask.future.cancel()
 
     def _ending_of(self, root: LoopTask) -> Ending:
         if root.cancelled():
@@ -397,6 +403,7 @@ class Execution:
             self.failure is None
             and self.ending is None
             and not self.open
+            and not self.holding
             and self.loop.next_deadline_of_any() is None
             and self.loop.is_dry
         )
@@ -435,11 +442,12 @@ class Execution:
         raw = spec.arguments.dumps(args, kwargs)
         task, key, use = self._identify(spec.name)
         ask = StepAsk(key, spec.name, use, self._future())
-        ask.spec, ask.args, ask.kwargs, ask.input = spec, args, kwargs, raw
+        ask.spec, ask.input, ask.packed = spec, raw, None
         ask.view = _view(spec, raw, args, kwargs)
         recorded = self.known.recorded.pop(key, None) if self.known.recorded else None
+        ask.is_recorded = recorded is not None
         if recorded is None:
-            ask.input_digest = digest(raw)
+            ask.packed = pack(raw, self.memo)
         elif not self._is_same(recorded, ask):
             return ask.future
         self.open[key] = ask
@@ -451,13 +459,12 @@ class Execution:
             self._diverge_at(recorded, ask)
             return False
         raw, spec = ask.input, ask.spec
-        if recorded.digest is None or (
-            len(raw) > INPUT_COMPARED_ON_REPLAY_BYTES_MAX and self.same_manifest and not self.compare_all_inputs
-        ):
-            ask.input_digest = recorded.digest or digest(raw)
+        is_large = len(raw) > INPUT_COMPARED_ON_REPLAY_BYTES_MAX
+        if recorded.digest is None or (is_large and self.same_manifest and not self.compare_all_inputs):
             return True
-        ask.input_digest = digest(raw)
-        if (ask.view or ask.input_digest) == recorded.digest:
+        ask.packed = pack(raw, self.memo)
+        self.memo.committed(ask.packed)
+        if (ask.view or ask.packed.digest) == recorded.digest:
             return True
         if not self.same_manifest and spec.on_input_drift is Drift.ACCEPT:
             return True
@@ -501,10 +508,10 @@ class Execution:
         raw = spec.arguments.dumps(args, kwargs)
         task, key, use = self._identify(spec.name)
         ask = ChildAsk(key, spec.name, use, self._future())
-        ask.spec, ask.input, ask.input_digest, ask.on_cancel = spec, raw, digest(raw), on_cancel
+        ask.spec, ask.input, ask.packed, ask.on_cancel = spec, raw, pack(raw, self.memo), on_cancel
         chapter = f"{self.beginning.chapter}:" if self.beginning.chapter else ""
         ask.run_id = run_id or f"{self.run_id}/{chapter}{key[0]}.{spec.name}.{key[1]}"
-        if self._claim(ask, ask.input_digest):
+        if self._claim(ask, ask.packed.digest):
             self.open[key] = ask
             self.commands.append(ask)
         return ask
@@ -555,31 +562,26 @@ class Execution:
         _, key, use = self._identify(f"receive:{name}")
         queue = self.mailbox.setdefault(name, deque())
         waiters = self.receivers.setdefault(name, deque())
-        while not queue or (waiters and key not in [w.key for w in waiters]):
+        claimed = ReceiveAsk(key, f"receive:{name}", use, self._future())
+        if (self.known.recorded or self.expected) and not self._is_expected(claimed, 0):
+            await claimed.future
+        while not queue:
             ask = ReceiveAsk(key, f"receive:{name}", use, self._future())
             ask.message = name
-            if not self._is_expected(ask, 0):
-                await ask.future
             self.open[key] = ask
             waiters.append(ask)
             try:
                 await ask.future
             except BaseException:
                 self._leave_queue(ask)
+                self._wake_receiver(name)
                 raise
             self._leave_queue(ask)
-            break
-        message = queue.popleft()
-        self._wake_receiver(name)
-        return codec.loads(message)
+        return codec.loads(queue.popleft())
 
     def _leave_queue(self, ask: ReceiveAsk) -> None:
         self.open.pop(ask.key, None)
-        waiters = self.receivers[ask.message]
-        if ask in waiters:
-            waiters.remove(ask)
-        if ask.future.done() and ask.future.cancelled():
-            self._wake_receiver(ask.message)
+        self.receivers[ask.message].remove(ask)
 
     def _wake_receiver(self, name: str) -> None:
         """Wake as many waiting receives as there are messages, the oldest first."""
@@ -686,6 +688,8 @@ class Execution:
         elif not isinstance(ask, ReceiveAsk):
             del self.open[ask.key]
             self.cancelled.add(ask.key)
+            if isinstance(ask, ChildAsk) and ask.on_cancel == "wait":
+                self.holding.add(ask.key)
             self.commands.append(Cancelled(ask))
 
     # ── leaving memory ───────────────────────────────────────────────────────────────────────
@@ -697,7 +701,6 @@ class Execution:
     def close(self) -> None:
         """Drop the run from memory: cancel and drain its loop in its own context, with durable calls refused."""
         self.is_closing = True
-        self.is_replaying = True
         self.open.clear()
         if not self.loop.is_closed():
             left = self._unwind()

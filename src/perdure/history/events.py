@@ -234,8 +234,14 @@ class TakenOver(Event, frozen=True, omit_defaults=True, gc=False, tag="run.taken
 
 
 class RunBlocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.blocked"):
+    """Nobody but a person, or new code, gets the run on. `task`, `n`: the call that is stuck, if it is one call."""
+
     reason: str
     hint: str
+    task: str | None = None
+    n: int = 0
+    name: str = ""
+    use: int = 0
 
 
 class RunUnblocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.unblocked"):

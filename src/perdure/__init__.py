@@ -1,0 +1,54 @@
+"""perdure: durable execution for AI agents. An agent killed at step 47 goes on from step 47.
+
+ what users type     what happens                                                         what is kept
+ api ──────────────▶ runtime ─────▶ engine (pure: history in, commands out) ─▶ history ─▶ store
+
+The public names are these and no others.
+"""
+
+from perdure.api.client import Client, HistoryEvent, Run, RunSummary
+from perdure.api.inside import (
+    Child,
+    CurrentRun,
+    attempt,
+    continue_as_new,
+    current_run,
+    heartbeat,
+    last_heartbeat,
+    logger,
+    now,
+    patched,
+    random,
+    receive,
+    section,
+    set_state,
+    sleep,
+    start,
+    use,
+    uuid4,
+)
+from perdure.api.runtime import Runtime, Worker, lifespan
+from perdure.api.workflow import step, workflow
+from perdure.errors import (
+    DeclarationError,
+    DecodeError,
+    DivergedError,
+    EncodeError,
+    Final,
+    NeedsPerson,
+    PerdureError,
+    Retryable,
+    RunBlockedError,
+    RunCancelledError,
+    RunConflictError,
+    RunFinishedError,
+    StepError,
+    StepTimeoutError,
+    StoreError,
+    UnknownNameError,
+    UsageError,
+)
+from perdure.specs import Retry
+from perdure.store.protocol import Status
+
+__version__ = "0.1.0"

@@ -1,0 +1,128 @@
+"""A durable call as a value: `search.call(q)`.
+
+It can be awaited, given to create_task or gather, started as a run, approved. Where it is awaited decides what it is:
+inside a workflow a recorded call, inside a step's body or outside of any run the plain function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import events as asyncio_events
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from perdure.engine.execution import Execution
+from perdure.engine.loop import DeterministicLoop
+from perdure.errors import UsageError
+from perdure.runtime.attempt import ATTEMPT, JOURNAL
+from perdure.specs import StepSpec, WorkflowSpec
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_get_running_loop = asyncio_events._get_running_loop  # pyright: ignore[reportPrivateUsage]
+
+
+def execution_here() -> Execution | None:
+    """The run whose code is executing in this thread right now; None elsewhere."""
+    loop = _get_running_loop()
+    if type(loop) is DeterministicLoop:
+        execution: Execution = loop.execution
+        return execution
+    return None
+
+
+class Call(Coroutine[Any, Any, R], Generic[R]):
+    """A call of a step or a workflow that has not been made yet. It is made once, when it is first awaited."""
+
+    __slots__ = ("_begun", "args", "kwargs", "of")
+
+    def __init__(self, of: Callable_[Any, R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.of = of
+        self.args = args
+        self.kwargs = kwargs
+        self._begun: Any = None
+
+    def __await__(self) -> Generator[Any, Any, R]:
+        if self._begun is not None:
+            raise UsageError(f"this call of {self.of.name} was made already: write .call(...) again for another one")
+        begun: Any = self.of._begin(self.args, self.kwargs)
+        self._begun = begun
+        return begun  # type: ignore[no-any-return]
+
+    def send(self, value: Any) -> Any:
+        if self._begun is None:
+            self.__await__()
+        return self._begun.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        if self._begun is None:
+            self._begun = iter(())
+            raise error[0] if isinstance(error[0], BaseException) else error[0](*error[1:2])
+        return self._begun.throw(*error)
+
+    def close(self) -> None:
+        if self._begun is not None and hasattr(self._begun, "close"):
+            self._begun.close()
+        self._begun = iter(())
+
+    def __repr__(self) -> str:
+        return f"<call of {self.of.name}>"
+
+
+class Callable_(Generic[P, R]):
+    """What `@step` and `@workflow` make of a function."""
+
+    spec: StepSpec | WorkflowSpec
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make the call, here; an iterator that awaits it."""
+        execution = execution_here()
+        if execution is not None:
+            return self._ask(execution, args, kwargs).__await__()
+        if ATTEMPT.get() is None:
+            journal = JOURNAL.get()
+            if journal is not None:
+                return self._ask_journal(journal, args, kwargs).__await__()
+        return self._plain(args, kwargs).__await__()
+
+    def _ask(self, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
+        raise NotImplementedError
+
+    def _ask_journal(self, journal: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
+        raise NotImplementedError
+
+    async def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        function: Callable[..., Any] = self.spec.function
+        if self.spec.is_async:
+            result: R = await function(*args, **kwargs)
+            return result
+        return await asyncio.to_thread(function, *args, **kwargs)
+
+    def _call_plain_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """A `def` function called as usual: blocking in a `def` workflow, plain outside, refused on a workflow's loop."""
+        if execution_here() is not None:
+            raise UsageError(
+                f"{self.name} is a plain function: in an async workflow write `await {self.name}.call(...)`, it then runs "
+                "in a thread"
+            )
+        if ATTEMPT.get() is None:
+            journal = JOURNAL.get()
+            if journal is not None:
+                return journal.call_blocking(self, args, kwargs)  # type: ignore[no-any-return]
+        result: R = self.spec.function(*args, **kwargs)
+        return result
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__.lower()} {self.name}>"
+
+
+def same_signature(of: Any, function: Callable[..., Any]) -> None:
+    """Let help(), docs and debuggers see the author's function."""
+    for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+        setattr(of, attribute, getattr(function, attribute, None))
+    of.__wrapped__ = function

@@ -1,0 +1,428 @@
+"""Control from outside: start runs, send to them, look at them, wait for them. Executes nothing.
+
+`Client` only needs the store; the workers may live in other processes. `Runtime` is a Client that also executes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, Literal, Self, TypeVar, cast
+
+import msgspec
+
+from perdure.api.calls import Call
+from perdure.api.endings import Endings
+from perdure.api.settings import store_from
+from perdure.clock import Clock, SystemClock
+from perdure.codec import ValueCodec, codec_for, digest, load_exception, unpack
+from perdure.errors import (
+    PerdureBug,
+    RunBlockedError,
+    RunCancelledError,
+    RunConflictError,
+    RunFinishedError,
+    UnknownNameError,
+    UsageError,
+)
+from perdure.history import events as e
+from perdure.runtime import load, mail
+from perdure.specs import WorkflowSpec, seconds
+from perdure.store.protocol import (
+    Done,
+    Ended,
+    Exists,
+    Filter,
+    Letter,
+    Missing,
+    NewRun,
+    Outcome,
+    Row,
+    RunInfo,
+    Status,
+    Store,
+    Write,
+)
+
+R = TypeVar("R")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PLAIN = codec_for(Any)
+
+
+def when(at: int) -> datetime:
+    """Microseconds since the epoch as an aware datetime."""
+    return _EPOCH + timedelta(microseconds=at)
+
+
+def micros(at: datetime) -> int:
+    """An aware datetime as microseconds since the epoch. UsageError for a naive one: it does not say which moment."""
+    if at.tzinfo is None:
+        raise UsageError(f"{at!r} has no time zone: which moment is meant? Use datetime.now(timezone.utc) or the like")
+    return round((at - _EPOCH) / timedelta(microseconds=1))
+
+
+@dataclass(frozen=True)
+class HistoryEvent:
+    """One event of a run, for people and programs that read it. `input` and `output` are plain JSON values."""
+
+    seq: int
+    at: datetime
+    kind: str
+    event: e.Event
+    input: Any
+    output: Any
+    hash: str
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run in a list."""
+
+    id: str
+    workflow: str
+    version: int
+    status: Status
+    reason: str
+    hint: str
+    created_at: datetime
+    updated_at: datetime
+    due_at: datetime | None
+    tags: Mapping[str, str]
+    parent: str | None
+    owner: str | None
+
+
+class Run(Generic[R]):
+    """A handle on a run. It owns nothing: to drop it, or to stop waiting, changes nothing about the run.
+
+    `how` says what `start` did: `"started"`, `"attached"` to a run under way, or found that it `"finished earlier"`.
+    """
+
+    def __init__(self, client: Client, info: RunInfo, spec: WorkflowSpec | None, how: str = "attached") -> None:
+        self._client = client
+        self._info = info
+        self._codec: ValueCodec = spec.result if spec is not None else _PLAIN
+        self._raises = spec.raises if spec is not None else ()
+        self.how = how
+
+    @property
+    def id(self) -> str:
+        return self._info.run_id
+
+    def __repr__(self) -> str:
+        return f"<run {self.id!r} of {self._info.workflow}>"
+
+    async def status(self) -> Status:
+        """Where the run stands now."""
+        return (await self.summary()).status
+
+    async def summary(self) -> RunSummary:
+        """Where the run stands, since when, and why."""
+        return _summary(await self._client._read(self._find))
+
+    async def state(self) -> Any:
+        """What the workflow last gave to `set_state`, as plain JSON; None if it never did."""
+        raw = (await self._client._read(self._find)).state
+        return None if not raw else _PLAIN.loads(raw)
+
+    async def result(self, *, wait_blocked: bool = False, timeout: timedelta | float | None = None) -> R:
+        """Wait for the run's end and give its result, or raise what the workflow raised.
+
+        RunBlockedError when the run is (or gets) parked, unless `wait_blocked`. RunCancelledError when it was
+        cancelled. TimeoutError when it takes longer than `timeout`; the run goes on.
+        """
+        limit = None if timeout is None else seconds(timeout, what="timeout")
+        async with asyncio.timeout(limit):
+            info = await self._client._endings.wait(self._find, wait_blocked=wait_blocked)
+        if info.status is Status.BLOCKED:
+            raise RunBlockedError(self.id, info.reason or "", info.hint or "")
+        return await self._client._read(lambda: self._outcome(info))
+
+    def _outcome(self, info: RunInfo) -> R:
+        if info.status is Status.CANCELLED:
+            raise RunCancelledError(f"run {self.id} was cancelled")
+        row = self._client._store.last_row(info.rid)
+        raw = _payload(self._client._store, info.rid, row, "output")
+        if info.status is Status.FAILED:
+            raise load_exception(raw or b"null", self._raises)
+        return cast(R, self._codec.loads(raw or b"null"))
+
+    async def send(self, name: str, value: Any = None) -> None:
+        """Send the run a message; it is kept until the run receives it.
+
+        RunFinishedError if the run has ended, UnknownNameError for a name that the workflow does not declare (where the
+        workflow is known here), EncodeError if the value cannot be recorded."""
+        spec = self._client._spec_of(self._info)
+        codec = _PLAIN
+        if spec is not None and spec.receives is not None:
+            if name not in spec.receives:
+                raise UnknownNameError("declared message", name, spec.receives)
+            codec = spec.receives[name]
+        await self._post("message", name, codec.dumps(value))
+
+    async def cancel(self, reason: str = "", *, force: bool = False) -> Literal["requested", "cancelled", "completed", "failed"]:
+        """Ask the run to stop, and say what became of that: it had ended already as ..., or the request is recorded.
+
+        The workflow sees asyncio.CancelledError at its next await and may clean up. `force` ends it without running any
+        more of its code."""
+        try:
+            await self._post("cancel", "", msgspec.json.encode(mail.ControlLetter(reason=reason, force=force)))
+        except RunFinishedError:
+            return cast(Any, str(await self.status()))
+        return "requested"
+
+    async def pause(self, by: str = "") -> None:
+        """Start nothing new in this run until `resume()`; what is under way ends and is recorded."""
+        await self._post("pause", "", msgspec.json.encode(mail.ControlLetter(by=by)))
+
+    async def resume(self, by: str = "") -> None:
+        """Go on with a paused run."""
+        await self._post("resume", "", msgspec.json.encode(mail.ControlLetter(by=by)))
+
+    async def unblock(
+        self, choice: Literal["retry", "value", "fail"] = "retry", *, value: Any = None, by: str = "", reason: str = ""
+    ) -> None:
+        """Decide for a blocked run: try again, supply the stuck step's result, or let the step (or run) fail."""
+        if choice not in {"retry", "value", "fail"}:
+            raise UsageError(f"unblock({choice!r}): 'retry', 'value' or 'fail'")
+        raw = _PLAIN.dumps(value).decode() if choice == "value" else None
+        await self._post("unblock", "", msgspec.json.encode(mail.ControlLetter(reason, by, False, choice, raw)))
+
+    async def history(self) -> list[HistoryEvent]:
+        """The run's whole history, readable."""
+        return await self._client._read(self._history)
+
+    def _history(self) -> list[HistoryEvent]:
+        store, rid = self._client._store, self._info.rid
+        return [_readable(store, rid, row) for row in store.load(rid, from_seq=0).rows]
+
+    async def _post(self, kind: str, key: str, body: bytes) -> None:
+        outcome = await self._client._write(mail.letter(self.id, kind, key=key, body=body, now=self._client._clock.now()))
+        self._client._mailed()
+        if isinstance(outcome, Ended):
+            raise RunFinishedError(f"run {self.id} has {outcome.status}: it takes no {kind} any more")
+        if isinstance(outcome, Missing):
+            raise UnknownNameError("run", self.id, self._client._near(self.id))
+
+    def _find(self) -> RunInfo:
+        info = self._client._store.find(self.id)
+        if info is None or info.rid < self._info.rid:
+            raise UnknownNameError("run", self.id, self._client._near(self.id))
+        return info
+
+
+class Client:
+    """Controls runs in a store, without executing any.
+
+    `store`: a path, a URL, or an open store; default `PERDURE_STORE`, else `[tool.perdure] store` of pyproject.toml,
+    else `./perdure.db`. `workflows`: known here, so that results and messages are checked and typed.
+
+    >>> async def refunds() -> None:
+    ...     async with Client("shop.db") as client:
+    ...         run = await client.start(claims_agent.call("claim-42"), id="claim-42")  # doctest: +SKIP
+    """
+
+    def __init__(self, store: str | Store | None = None, *, workflows: Iterable[Any] = (), clock: Clock | None = None) -> None:
+        self._given = store
+        self._clock: Clock = clock or SystemClock()
+        self._workflows = _by_key(workflows)
+        self._open: Store | None = None
+        self._endings_open: Endings | None = None
+
+    async def __aenter__(self) -> Self:
+        self._open = store_from(self._given, self._clock)
+        self._endings_open = Endings(self._open)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._endings_open is not None:
+            self._endings_open.close()
+        if self._open is not None and self._open is not self._given:
+            self._open.close()
+        self._open = self._endings_open = None
+
+    # ── what users call ──────────────────────────────────────────────────────────────────────
+    async def start(
+        self,
+        call: Call[R],
+        *,
+        id: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        delay: timedelta | float = 0,
+    ) -> Run[R]:
+        """Start a run, durable when this returns.
+
+        The same id with the same workflow and input attaches to that run, also when it has finished; with anything else
+        it raises RunConflictError and the first run is unharmed. Without an id a new one is made up. EncodeError when
+        the arguments cannot be recorded; nothing is written then.
+        """
+        spec = call.of.spec
+        if not isinstance(spec, WorkflowSpec):
+            raise UsageError(f"start({call.of.name}.call(...)): {call.of.name} is a step, not a workflow")
+        raw = spec.arguments.dumps(call.args, call.kwargs)
+        now = self._clock.now()
+        due = now + round(seconds(delay, what="delay") * 1_000_000)
+        new = load.new_run(
+            spec, _checked_id(id), raw, now=now, tags=tags, owner=None if delay else self._owner(spec), due_at=due
+        )
+        outcome = await self._write(new)
+        if isinstance(outcome, Exists):
+            return await self._attach(outcome.run, new, spec)
+        if not isinstance(outcome, Done):
+            raise PerdureBug(f"starting run {new.run_id} came out as {outcome}")
+        info = _info_of(new, outcome.rid)
+        self._started(info, new, raw)
+        return Run(self, info, spec, "started")
+
+    async def _attach(self, info: RunInfo, new: NewRun, spec: WorkflowSpec) -> Run[Any]:
+        if (info.workflow, info.input_digest) != (new.workflow, new.input_digest):
+            other = f"{info.workflow} version {info.version}" + (" with another input" if info.workflow == new.workflow else "")
+            raise RunConflictError(f"run id {info.run_id!r} belongs to {other}: choose another id; that run is unharmed")
+        return Run(self, info, spec, "finished earlier" if info.status.is_final else "attached")
+
+    async def get(self, id: str) -> Run[Any]:
+        """A handle on a run. UnknownNameError, with near ids, if there is none."""
+        info = await self._read(lambda: self._store.find(id))
+        if info is None:
+            raise UnknownNameError("run", id, await self._read(lambda: self._near(id)))
+        return Run(self, info, self._spec_of(info))
+
+    async def list(
+        self,
+        *,
+        workflow: str | None = None,
+        status: Status | str | Iterable[Status | str] | None = None,
+        tags: Mapping[str, str] | None = None,
+        started_after: datetime | None = None,
+        started_before: datetime | None = None,
+        limit: int = 100,
+    ) -> list[RunSummary]:
+        """Runs, newest first."""
+        which = Filter(
+            workflow=workflow, status=_statuses(status), tags=dict(tags or {}), limit=limit,
+            created_from=None if started_after is None else micros(started_after),
+            created_until=None if started_before is None else micros(started_before),
+        )  # fmt: skip
+        return [_summary(info) for info in await self._read(lambda: self._store.runs(which))]
+
+    async def inbox(self) -> list[Any]:
+        """Everything that waits for a person, oldest first."""
+        from perdure.api.inbox import entries
+
+        return await self._read(lambda: entries(self._store, self._clock.now()))
+
+    def sync(self) -> Any:
+        """A thin blocking face of this client, on a thread of its own: for Django, scripts, notebooks."""
+        from perdure.api.sync import SyncClient
+
+        return SyncClient(self)
+
+    # ── what the handles use ─────────────────────────────────────────────────────────────────
+    @property
+    def _store(self) -> Store:
+        if self._open is None:
+            raise UsageError(f"this {type(self).__name__} is not open: use it as `async with {type(self).__name__}(...) as ...:`")
+        return self._open
+
+    @property
+    def _endings(self) -> Endings:
+        if self._endings_open is None:
+            raise UsageError(f"this {type(self).__name__} is not open: use it as `async with {type(self).__name__}(...) as ...:`")
+        return self._endings_open
+
+    async def _read(self, function: Callable[[], R]) -> R:
+        self._store  # noqa: B018  (not open: say so here, not in a thread)
+        return await asyncio.to_thread(function)
+
+    async def _write(self, write: Write) -> Outcome:
+        store = self._store
+        return (await asyncio.to_thread(store.commit, [write]))[0]
+
+    def _owner(self, spec: WorkflowSpec) -> str | None:
+        return None
+
+    def _started(self, info: RunInfo, new: NewRun, raw: bytes) -> None:
+        """A run was created; a Runtime takes it up at once."""
+
+    def _mailed(self) -> None:
+        """A letter was written; a Runtime looks for it at once."""
+
+    def _spec_of(self, info: RunInfo) -> WorkflowSpec | None:
+        return self._workflows.get((info.workflow, info.version))
+
+    def _near(self, run_id: str) -> list[str]:
+        return [info.run_id for info in self._store.runs(Filter(limit=500))]
+
+
+def _by_key(workflows: Iterable[Any]) -> dict[tuple[str, int], WorkflowSpec]:
+    """The workflows by name and version. UsageError when two of them claim the same."""
+    known: dict[tuple[str, int], WorkflowSpec] = {}
+    for workflow in workflows:
+        spec = getattr(workflow, "spec", None)
+        if not isinstance(spec, WorkflowSpec):
+            raise UsageError(f"workflows=[{workflow!r}]: not a workflow; decorate it with @perdure.workflow")
+        other = known.setdefault(spec.key, spec)
+        if other.function is not spec.function:
+            first, second = other.function, spec.function
+            raise UsageError(
+                f"two workflows are called {spec.label}: {first.__module__}.{first.__qualname__} and "
+                f"{second.__module__}.{second.__qualname__}: give one another name= or version="
+            )
+    return known
+
+
+def _checked_id(id: str | None) -> str:
+    if id is None:
+        return str(uuid.uuid4())
+    if not isinstance(id, str) or not id.strip() or len(id) > 500:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"run id {id!r}: a text of 1 to 500 characters")
+    return id
+
+
+def _statuses(status: Any) -> frozenset[Status] | None:
+    if status is None:
+        return None
+    several = [status] if isinstance(status, str) else list(status)
+    unknown = [s for s in several if s not in set(Status)]
+    if unknown:
+        raise UnknownNameError("status", str(unknown[0]), [str(s) for s in Status])
+    return frozenset(Status(s) for s in several)
+
+
+def _info_of(new: NewRun, rid: int) -> RunInfo:
+    status = Status.RUNNING if new.owner else Status.QUEUED
+    return RunInfo(
+        rid, new.run_id, new.workflow, new.version, status, None, None, new.owner, 1 if new.owner else 0, new.input_digest,
+        new.created_at, new.created_at, new.due_at, new.parent_run_id, new.tags, 0, None, None,
+    )  # fmt: skip
+
+
+def _summary(info: RunInfo) -> RunSummary:
+    return RunSummary(
+        info.run_id, info.workflow, info.version, info.status, info.reason or "", info.hint or "", when(info.created_at),
+        when(info.updated_at), None if info.due_at is None else when(info.due_at), info.tags, info.parent_run_id, info.owner,
+    )  # fmt: skip
+
+
+def _payload(store: Store, rid: int, row: Row, slot: Literal["input", "output"]) -> bytes | None:
+    inline = row.input if slot == "input" else row.output
+    if inline is not None:
+        return inline
+    event = e.decode(row.envelope)
+    address = getattr(event, slot, None)
+    if not address or (slot == "input" and not getattr(event, "kept", True)):
+        return None
+    return unpack(address, None, lambda wanted: store.blob(rid, wanted))
+
+
+def _readable(store: Store, rid: int, row: Row) -> HistoryEvent:
+    event = e.decode(row.envelope)
+    values = [None if raw is None else msgspec.json.decode(raw) for raw in (_payload(store, rid, row, s) for s in ("input", "output"))]
+    return HistoryEvent(row.seq, when(row.at), row.kind, event, *values, row.hash.hex())
+
+
+__all__ = ["Client", "HistoryEvent", "Letter", "Run", "RunSummary", "digest"]

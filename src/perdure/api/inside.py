@@ -1,0 +1,272 @@
+"""What workflow code and step bodies call: time, randomness, waiting, messages; attempts and heartbeats.
+
+Without a runtime steps and workflows are plain functions, and so `now`, `sleep`, `random` and `uuid4` are the real ones
+there; what has no meaning outside a run raises UsageError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random as _random
+import uuid as _uuid
+from collections.abc import Callable, Generator, MutableMapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
+
+from perdure.api.calls import Call, execution_here
+from perdure.codec import arguments_codec_for, codec_for
+from perdure.engine.calls import ChildAsk
+from perdure.engine.execution import Execution
+from perdure.errors import UsageError
+from perdure.runtime.attempt import ATTEMPT, JOURNAL, Attempt
+from perdure.runtime.performer import current_attempt
+from perdure.specs import OnCancel, WorkflowSpec, seconds
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def _execution(what: str) -> Execution:
+    execution = execution_here()
+    if execution is None:
+        where = "inside the body of a step" if ATTEMPT.get() is not None else "outside a run"
+        raise UsageError(f"perdure.{what}() was called {where}; it belongs into workflow code")
+    return execution
+
+
+# ── time and randomness ─────────────────────────────────────────────────────────────────────
+
+
+def now() -> datetime:
+    """The time, UTC and aware. In a workflow: of the event being delivered, so the same on replay; it never goes back."""
+    execution = execution_here()
+    if execution is not None:
+        return execution.now()
+    journal = _journal()
+    return journal.now() if journal is not None else datetime.now(UTC)
+
+
+def random() -> float:
+    """A number from 0 up to 1; in a workflow the same on replay."""
+    execution = execution_here()
+    return execution.random() if execution is not None else _random.random()
+
+
+def uuid4() -> _uuid.UUID:
+    """A random UUID; in a workflow the same on replay."""
+    execution = execution_here()
+    return execution.uuid4() if execution is not None else _uuid.uuid4()
+
+
+async def sleep(
+    duration: timedelta | float | None = None, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0
+) -> None:
+    """Wait: `sleep(30)`, `sleep(days=2)`. In a workflow a durable timer, not a process that waits; its deadline is
+    absolute and survives restarts.
+
+    UsageError inside a step's body, for a negative length, and when no length is given."""
+    length = _length(duration, timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds))
+    execution = execution_here()
+    if execution is not None:
+        await execution.sleep(length)
+    elif ATTEMPT.get() is not None:
+        raise UsageError("perdure.sleep() inside the body of a step: use asyncio.sleep() there, a step is not durable within")
+    else:
+        await asyncio.sleep(length)
+
+
+def _length(duration: timedelta | float | None, named: timedelta) -> float:
+    if duration is not None and named:
+        raise UsageError("perdure.sleep(): give one length, not two")
+    if duration is None and not named:
+        raise UsageError("perdure.sleep(): give a length, as in sleep(30) or sleep(days=2)")
+    return seconds(named if duration is None else duration, what="perdure.sleep() length")
+
+
+# ── messages, children, chapters ────────────────────────────────────────────────────────────
+
+
+@overload
+async def receive(name: str, type: type[T], *, within: timedelta | float | None = None) -> T: ...
+@overload
+async def receive(name: str, type: None = None, *, within: timedelta | float | None = None) -> Any: ...
+async def receive(name: str, type: Any = None, *, within: timedelta | float | None = None) -> Any:
+    """The next message called `name`; waits for one. A message that came earlier is taken at once; a cancelled receive
+    loses none. `type` is how it is read (default: as declared with `receives=`, else plain JSON).
+
+    TimeoutError if none came `within` that time. UnknownNameError for a name that the workflow does not declare.
+    UsageError outside a workflow."""
+    execution = _execution("receive")
+    declared = (execution.spec.receives or {}).get(name)
+    codec = codec_for(type) if type is not None or declared is None else declared
+    if within is None:
+        return await execution.receive(name, codec)
+    async with asyncio.timeout(seconds(within, what="within")):
+        return await execution.receive(name, codec)
+
+
+class Child(Generic[R]):
+    """A child run that was started: `await child.result()`."""
+
+    def __init__(self, ask: ChildAsk) -> None:
+        self._ask = ask
+        self.id = ask.run_id
+
+    async def result(self) -> R:
+        """The child's result, or what it raised. Cancelling the wait does not cancel the child."""
+        return cast(R, await asyncio.shield(self._ask.future))
+
+    def cancel(self) -> None:
+        """Ask the child to stop."""
+        self._ask.future.cancel()
+
+
+async def start(call: Call[R], *, id: str | None = None, on_cancel: OnCancel = "wait") -> Child[R]:
+    """Start a child run and go on. Its id is derived from the call unless given.
+
+    When this run ends or is cancelled, a child that is still running is cancelled and waited for (`on_cancel="wait"`),
+    or left to itself (`"abandon"`). A given id that belongs to other work makes `result()` raise RunConflictError.
+    """
+    execution = _execution("start")
+    spec = call.of.spec
+    if not isinstance(spec, WorkflowSpec):
+        raise UsageError(f"perdure.start({call.of.name}.call(...)): {call.of.name} is a step; await it, or make a task of it")
+    if on_cancel not in {"wait", "abandon"}:
+        raise UsageError(f"perdure.start(on_cancel={on_cancel!r}): 'wait' or 'abandon'")
+    return Child(execution.ask_child(spec, call.args, call.kwargs, run_id=id, on_cancel=on_cancel))
+
+
+def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
+    """End this chapter of the run and begin the workflow anew with other arguments, under the same run id.
+
+    Messages not taken yet are carried over. Keeps histories short for runs that live for ever. UsageError while calls
+    are in flight, and in a task other than the workflow's own."""
+    raise _execution("continue_as_new").continue_as_new(args, kwargs)
+
+
+def patched(patch: str) -> bool:
+    """Guard a change of a workflow that runs under way may have: True for runs that have not passed this place yet.
+
+    >>> async def agent() -> None:  # doctest: +SKIP
+    ...     if perdure.patched("check the risk first"):
+    ...         await check_risk()
+    ...     await pay()
+    """
+    return _execution("patched").patched(patch)
+
+
+def set_state(state: Any) -> None:
+    """What `await run.state()` shows to whoever asks: plain JSON. Written with the run's next commit."""
+    _execution("set_state").set_state(codec_for(Any).dumps(state))
+
+
+class CurrentRun(NamedTuple):
+    """What a run knows about itself. `is_replaying`: whether the code is only being brought back to where it stood."""
+
+    id: str
+    workflow: str
+    version: int
+    chapter: int
+    started_at: datetime
+    is_replaying: bool
+
+
+def current_run() -> CurrentRun:
+    """The run whose code is executing. UsageError outside workflow code."""
+    execution = _execution("current_run")
+    started = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=execution.beginning.at)
+    spec = execution.spec
+    return CurrentRun(execution.run_id, spec.name, spec.version, execution.beginning.chapter, started, execution.is_replaying)
+
+
+# ── foreign code ────────────────────────────────────────────────────────────────────────────
+
+
+class Section:
+    """A place for code that needs threads or sockets of its own. See `section`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        raise UsageError(f"perdure.section({self.name!r}): write `await perdure.section({self.name!r}).run(function, ...)`")
+
+    async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Host `function(*args)`: a `def` in a thread of its own, an `async def` on the program's loop. After a crash it
+        runs again from its start, with every step it made answered from the record."""
+        execution = _execution("section")
+        is_async = asyncio.iscoroutinefunction(function)
+        result = arguments_codec_for(function).result
+        return await execution.ask_section(self.name, function, args, kwargs, result, is_async=is_async)
+
+
+def section(name: str) -> Section:
+    """Foreign code inside a run, hosted outside the workflow's loop: `await perdure.section("crew").run(kickoff, topic)`.
+
+    Every model and tool call in it has to be a step (or go through `perdure.journal()`); those are recorded, the rest is
+    run again after a crash."""
+    return Section(name)
+
+
+def _journal() -> Any:
+    return JOURNAL.get() if ATTEMPT.get() is None else None
+
+
+# ── inside a step ───────────────────────────────────────────────────────────────────────────
+
+
+def attempt() -> Attempt:
+    """The attempt that is running: its number, when it began, whose it is. UsageError outside a step's body."""
+    return current_attempt()
+
+
+def heartbeat(details: Any = None) -> None:
+    """Say that the step is alive, and how far it is (plain JSON): the next attempt can read it with
+    `last_heartbeat()`. New details are recorded and count as progress."""
+    current_attempt().beat(details)
+
+
+@overload
+def last_heartbeat() -> Any: ...
+@overload
+def last_heartbeat(type: type[T]) -> T | None: ...
+def last_heartbeat(type: Any = Any) -> Any:
+    """The details of the last recorded heartbeat of this step, of an earlier attempt perhaps; None if there is none."""
+    return current_attempt().last_details(type)
+
+
+def use(type: type[T]) -> T:
+    """The client of this type that the program provided: `Runtime(provide={Payments: client})`.
+
+    UsageError outside a step's body, and for a type that was not provided (the message lists those that were)."""
+    provided = current_attempt().provided
+    try:
+        return cast(T, provided[type])
+    except KeyError:
+        names = ", ".join(sorted(t.__name__ for t in provided)) or "nothing"
+        raise UsageError(f"perdure.use({type.__name__}): Runtime(provide={{...}}) has {names}") from None
+
+
+# ── logging ─────────────────────────────────────────────────────────────────────────────────
+
+
+class _ReplayAware(logging.LoggerAdapter[logging.Logger]):
+    """Silent while a workflow's code is only being brought back to where it stood."""
+
+    def isEnabledFor(self, level: int) -> bool:
+        execution = execution_here()
+        if execution is not None and (execution.is_replaying or execution.is_closing):
+            return False
+        return super().isEnabledFor(level)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        execution = execution_here()
+        if execution is not None:
+            kwargs["extra"] = {**(kwargs.get("extra") or {}), "run_id": execution.run_id}
+        return msg, kwargs
+
+
+def logger(name: str = "perdure.workflow") -> logging.LoggerAdapter[logging.Logger]:
+    """A logger for workflow code: each line once, however often the code is replayed."""
+    return _ReplayAware(logging.getLogger(name), {})

@@ -1,0 +1,162 @@
+"""`Runtime` executes and controls; `Worker` is one that serves until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Literal, Self, TypeVar
+
+from perdure.api.client import Client
+from perdure.clock import Clock
+from perdure.errors import UsageError
+from perdure.runtime.host import Host, Options, catalog_of
+from perdure.specs import WorkflowSpec, seconds
+from perdure.store.protocol import NewRun, Outcome, RunInfo, Store, Write
+
+log = logging.getLogger("perdure")
+
+R = TypeVar("R")
+
+Adopt = Literal["all", "own", "none"]
+
+
+class Runtime(Client):
+    """Executes runs in this process, and controls them. What waits in the store is continued by itself.
+
+    `store`, `workflows`: see `Client`. `adopt`: which runs it continues: `"all"`, `"own"` (those started or attached to
+    through it), `"none"` (those it started itself). `provide`: clients for `perdure.use(Type)` in steps.
+    `lease`: how long a worker may be silent before others take over (default 10 s). `concurrent_runs`,
+    `concurrent_steps`, `threads`: caps. `evict_after`: how long a waiting run stays in memory (default 1 s).
+    `grace`: how long leaving waits for started effects. `guard`: checked mode (see the docs on determinism).
+
+    Leaving it (`async with`) writes what came in, cancels plain steps under way (they run again in the next process),
+    and names in the log what is unfinished. Nothing is marked as failed.
+    """
+
+    def __init__(
+        self,
+        store: str | Store | None = None,
+        *,
+        workflows: Iterable[Any] = (),
+        adopt: Adopt = "all",
+        provide: Mapping[type, Any] | None = None,
+        lease: timedelta | float = 10.0,
+        evict_after: timedelta | float = 1.0,
+        concurrent_runs: int = 1_000,
+        concurrent_steps: int = 1_000,
+        threads: int = 32,
+        grace: timedelta | float = 30.0,
+        guard: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(store, workflows=workflows, clock=clock)
+        if adopt not in {"all", "own", "none"}:
+            raise UsageError(f"Runtime(adopt={adopt!r}): 'all', 'own' or 'none'")
+        self._grace_seconds = seconds(grace, what="grace")
+        self._options = Options(
+            lease_seconds=seconds(lease, what="lease"), evict_after_seconds=seconds(evict_after, what="evict_after"),
+            runs_max=concurrent_runs, steps_max=concurrent_steps, threads_max=threads, adopt=adopt,
+            provided=dict(provide or {}), guard=guard,
+        )  # fmt: skip
+        self._catalog = catalog_of(self._workflows)
+        self._host_open: Host | None = None
+        self.unfinished: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        try:
+            self._host_open = Host(self._store, self._clock, self._workflows, self._options)
+        except BaseException:
+            await super().__aexit__()
+            raise
+        self._host_open.turns.on_standstill = self._endings.notify
+        self._host_open.kick()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._host_open is not None:
+            self.unfinished = await self._host_open.close()
+            self._host_open = None
+            if self.unfinished:
+                shown = ", ".join(self.unfinished[:10]) + (", ..." if len(self.unfinished) > 10 else "")
+                log.warning("leaving with %d unfinished run(s): %s; any worker goes on with them", len(self.unfinished), shown)
+        await super().__aexit__(*error)
+
+    async def drain(self, *, max_seconds: timedelta | float | None = None) -> int:
+        """Do all that is due and come back when what is left only waits, or after `max_seconds`. Returns how many runs
+        are still in memory then; for serverless functions, cron and tests."""
+        host = self._host
+        limit = None if max_seconds is None else seconds(max_seconds, what="max_seconds")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                host.kick()
+                await asyncio.sleep(0)
+                while not host.is_quiet:
+                    await asyncio.sleep(0.001)
+        left = len(host.turns.live)
+        host.release_idle()
+        return left
+
+    @property
+    def _host(self) -> Host:
+        if self._host_open is None:
+            raise UsageError("this Runtime is not open: use it as `async with Runtime(...) as runtime:`")
+        return self._host_open
+
+    # ── how a Runtime does what a Client does ────────────────────────────────────────────────
+    async def _read(self, function: Callable[[], R]) -> R:
+        return function()
+
+    async def _write(self, write: Write) -> Outcome:
+        return await self._host.writer.submit(write)
+
+    def _owner(self, spec: WorkflowSpec) -> str | None:
+        if self._catalog.get(spec.key) is None:
+            known = ", ".join(sorted(s.label for s in self._workflows.values())) or "none"
+            raise UsageError(f"this Runtime does not execute {spec.label}: add it to Runtime(workflows=[...]) (has: {known})")
+        host = self._host
+        return host.worker if len(host.turns.live) < self._options.runs_max else None
+
+    def _started(self, info: RunInfo, new: NewRun, raw: bytes) -> None:
+        self._host.own.add(info.run_id)
+        if info.owner is not None:
+            host = self._host
+            asyncio.get_running_loop().call_soon(host.take_new, info, new, raw)
+
+    async def _attach(self, info: RunInfo, new: NewRun, spec: WorkflowSpec) -> Any:
+        if self._options.adopt == "own":
+            self._host.own.add(info.run_id)
+            self._host.kick()
+        return await super()._attach(info, new, spec)
+
+    def _mailed(self) -> None:
+        self._host.kick()
+
+    def _spec_of(self, info: RunInfo) -> WorkflowSpec | None:
+        return self._catalog.get((info.workflow, info.version))
+
+
+class Worker(Runtime):
+    """A Runtime that serves until it is stopped: `await Worker(workflows=[...]).serve()`."""
+
+    async def serve(self) -> None:
+        """Execute whatever is due, until cancelled."""
+        if self._host_open is not None:
+            await asyncio.Event().wait()
+        async with self:
+            await asyncio.Event().wait()
+
+
+@contextlib.asynccontextmanager
+async def _open(runtime: Runtime, app: Any) -> AsyncIterator[dict[str, Any]]:
+    async with runtime:
+        yield {"runtime": runtime}
+
+
+def lifespan(runtime: Runtime) -> Callable[[Any], contextlib.AbstractAsyncContextManager[Any]]:
+    """For FastAPI and Starlette: `FastAPI(lifespan=perdure.lifespan(runtime))`; handlers find it as
+    `request.state.runtime`."""
+    return lambda app: _open(runtime, app)

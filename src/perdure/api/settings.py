@@ -1,0 +1,40 @@
+"""Which store is meant when none is named: `PERDURE_STORE`, else `[tool.perdure] store`, else `./perdure.db`."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+from perdure.clock import Clock
+from perdure.errors import UsageError
+from perdure.store import open_store
+from perdure.store.protocol import Store
+
+DEFAULT_STORE = "./perdure.db"
+
+
+def store_url() -> str:
+    """The configured store."""
+    return os.environ.get("PERDURE_STORE") or _from_pyproject() or DEFAULT_STORE
+
+
+def _from_pyproject() -> str | None:
+    path = Path("pyproject.toml")
+    if not path.is_file():
+        return None
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path.absolute()} cannot be read, so [tool.perdure] store is unknown: {error}") from error
+    store = table.get("tool", {}).get("perdure", {}).get("store")
+    return None if store is None else str(store)
+
+
+def store_from(given: str | os.PathLike[str] | Store | None, clock: Clock) -> Store:
+    """An open store from what a user may give."""
+    if given is None:
+        return open_store(store_url(), clock=clock)
+    if isinstance(given, str | os.PathLike):
+        return open_store(os.fspath(given), clock=clock)
+    return given

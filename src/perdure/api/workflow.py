@@ -1,0 +1,250 @@
+"""The decorators: `@step` and `@workflow`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from datetime import timedelta
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+
+from perdure.api.calls import Call, Callable_, same_signature
+from perdure.api.declaration import check_step, check_workflow
+from perdure.codec import arguments_codec_for, codec_for
+from perdure.engine.execution import Execution
+from perdure.errors import DeclarationError
+from perdure.specs import DEFAULT_TIMEOUT_SECONDS, Drift, Retry, StepSpec, WorkflowSpec, seconds
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Step(Callable_[P, R], Generic[P, R]):
+    """An `async def` step. Awaited in a workflow it is recorded; elsewhere it is the plain function."""
+
+    def __init__(self, spec: StepSpec) -> None:
+        self.spec = spec
+        same_signature(self, spec.function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        return Call(self, args, kwargs)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """The call as a value, not made yet."""
+        return Call(self, args, kwargs)
+
+    def _ask(self, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
+        return execution.ask_step(self.spec, args, kwargs)
+
+    def _ask_journal(self, journal: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
+        return journal.step(self.spec, args, kwargs)  # type: ignore[no-any-return]
+
+
+class SyncStep(Callable_[P, R], Generic[P, R]):
+    """A `def` step. In a `def` workflow it is called as usual; in an async one awaited as `await add.call(1, 2)`."""
+
+    def __init__(self, spec: StepSpec) -> None:
+        self.spec = spec
+        same_signature(self, spec.function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._call_plain_function(args, kwargs)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """The call as a value, not made yet."""
+        return Call(self, args, kwargs)
+
+    def _ask(self, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
+        return execution.ask_step(self.spec, args, kwargs)
+
+    def _ask_journal(self, journal: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
+        return journal.step(self.spec, args, kwargs)  # type: ignore[no-any-return]
+
+
+class Workflow(Callable_[P, R], Generic[P, R]):
+    """An `async def` workflow. Awaited in another workflow it is a child run; outside of any run the plain function."""
+
+    def __init__(self, spec: WorkflowSpec) -> None:
+        self.spec = spec
+        same_signature(self, spec.function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        return Call(self, args, kwargs)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """The call as a value: to be started, awaited, or both never."""
+        return Call(self, args, kwargs)
+
+    def _ask(self, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
+        return execution.ask_child(self.spec, args, kwargs).future
+
+    def _ask_journal(self, journal: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
+        return journal.child(self.spec, args, kwargs)  # type: ignore[no-any-return]
+
+
+class SyncWorkflow(Callable_[P, R], Generic[P, R]):
+    """A `def` workflow: it runs in a thread, its calls answered from a journal."""
+
+    def __init__(self, spec: WorkflowSpec) -> None:
+        self.spec = spec
+        same_signature(self, spec.function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._call_plain_function(args, kwargs)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """The call as a value: to be started, awaited, or both never."""
+        return Call(self, args, kwargs)
+
+    def _ask(self, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
+        return execution.ask_child(self.spec, args, kwargs).future
+
+    def _ask_journal(self, journal: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
+        return journal.child(self.spec, args, kwargs)  # type: ignore[no-any-return]
+
+
+AnyWorkflow = Workflow[Any, Any] | SyncWorkflow[Any, Any]
+Durable = (Step, SyncStep, Workflow, SyncWorkflow)
+
+
+class _StepDecorator:
+    """What `step(...)` with options gives."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> SyncStep[P, R]: ...
+    def __call__(self, function: Callable[..., Any], /) -> Any:
+        return _make_step(function, **self._options)
+
+
+@overload
+def step(function: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, R]: ...
+@overload
+def step(function: Callable[P, R], /) -> SyncStep[P, R]: ...
+@overload
+def step(
+    *,
+    name: str | None = None,
+    retry: Retry | None = None,
+    timeout: timedelta | float = DEFAULT_TIMEOUT_SECONDS,
+    heartbeat_timeout: timedelta | float | None = None,
+    record: Literal["durable", "lazy"] = "durable",
+    record_input: bool = True,
+    ignore: Iterable[str] = (),
+    digest: Callable[..., Any] | None = None,
+    raises: Iterable[type[BaseException]] = (),
+    on_input_drift: Literal["block", "accept"] = "block",
+) -> _StepDecorator: ...
+def step(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Declare a step: a call that is recorded. Once its result reached the workflow it is on disk and never runs again.
+
+    `name`: what stands in histories (default: the function's name; keep it when the function is renamed).
+    `retry`: see `Retry` (default: 3 attempts). `timeout`: of one attempt (default 5 minutes); `heartbeat_timeout`: the
+    longest silence between two `heartbeat()`. `record="lazy"`: the result is written a little later, together with
+    whatever needs to be durable next; after a crash it may be computed again. `record_input=False` keeps only the
+    digest of the arguments. `ignore`: paths that do not count when arguments are compared on replay
+    (`"$.messages[*].id"`), or `digest`: a function of the arguments that gives what counts. `raises`: exception classes
+    that are rebuilt as such. `on_input_drift`: what to do when new code gives other arguments than the history has.
+
+    Raises DeclarationError for what cannot be a step.
+
+    >>> @step(retry=Retry(max_attempts=5), timeout=60)
+    ... async def plan(question: str) -> str: ...
+    """
+    return _StepDecorator(options) if function is None else _make_step(function, **options)
+
+
+def _make_step(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    retry: Retry | None = None,
+    timeout: timedelta | float = DEFAULT_TIMEOUT_SECONDS,
+    heartbeat_timeout: timedelta | float | None = None,
+    record: str = "durable",
+    record_input: bool = True,
+    ignore: Iterable[str] = (),
+    digest: Callable[..., Any] | None = None,
+    raises: Iterable[type[BaseException]] = (),
+    on_input_drift: str = "block",
+) -> Any:
+    check_step(function)
+    if record not in {"durable", "lazy"}:
+        raise DeclarationError(f"step(record={record!r}): 'durable' or 'lazy'")
+    is_async = inspect.iscoroutinefunction(function)
+    arguments = arguments_codec_for(function)
+    spec = StepSpec(
+        name=name or function.__name__, function=function, is_async=is_async, arguments=arguments,
+        result=arguments.result, retry=retry or Retry(), timeout_seconds=seconds(timeout, what="timeout"),
+        heartbeat_timeout_seconds=None if heartbeat_timeout is None else seconds(heartbeat_timeout, what="heartbeat_timeout"),
+        lazy=record == "lazy", record_input=record_input, ignore=tuple(ignore), digest_view=digest,
+        raises=tuple(raises), on_input_drift=Drift(on_input_drift),
+    )  # fmt: skip
+    return Step(spec) if is_async else SyncStep(spec)
+
+
+class _WorkflowDecorator:
+    """What `workflow(...)` with options gives."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> SyncWorkflow[P, R]: ...
+    def __call__(self, function: Callable[..., Any], /) -> Any:
+        return _make_workflow(function, **self._options)
+
+
+@overload
+def workflow(function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+@overload
+def workflow(function: Callable[P, R], /) -> SyncWorkflow[P, R]: ...
+@overload
+def workflow(
+    *,
+    name: str | None = None,
+    version: int = 1,
+    receives: Mapping[str, Any] | None = None,
+    raises: Iterable[type[BaseException]] = (),
+    replays: Iterable[int] = (),
+) -> _WorkflowDecorator: ...
+def workflow(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Declare a workflow: the deterministic function that orchestrates steps.
+
+    `name` (default: the function's), `version` (from 1 on). `receives={"reply": Reply}` declares names and types of
+    messages; without it any name is taken, with plain JSON. `raises`: exception classes that are rebuilt as such for
+    whoever waits for the result. `replays={7}`: this code also continues runs of version 7.
+
+    Raises DeclarationError for what cannot be a workflow, and says how to mend it.
+
+    >>> @workflow(version=2)
+    ... async def claims_agent(claim_id: str) -> str: ...
+    """
+    return _WorkflowDecorator(options) if function is None else _make_workflow(function, **options)
+
+
+def _make_workflow(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    version: int = 1,
+    receives: Mapping[str, Any] | None = None,
+    raises: Iterable[type[BaseException]] = (),
+    replays: Iterable[int] = (),
+) -> Any:
+    check_workflow(function, lambda value: isinstance(value, Durable))
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DeclarationError(f"workflow(version={version!r}): a whole number from 1 on")
+    is_async = inspect.iscoroutinefunction(function)
+    arguments = arguments_codec_for(function)
+    spec = WorkflowSpec(
+        name=name or function.__name__, version=version, function=function, is_async=is_async, arguments=arguments,
+        result=arguments.result, raises=tuple(raises), replays=frozenset(replays),
+        receives=None if receives is None else {message: codec_for(hint) for message, hint in receives.items()},
+    )  # fmt: skip
+    return Workflow(spec) if is_async else SyncWorkflow(spec)

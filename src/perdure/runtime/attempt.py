@@ -1,0 +1,32 @@
+"""What a step's body can ask about itself while it runs: `attempt()`, `heartbeat()`, `last_heartbeat()`, `use()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at a step. `number` counts from 1 and is durable: an attempt that died keeps its number."""
+
+    run_id: str
+    workflow: str
+    step: str
+    label: str
+    number: int
+    max_attempts: int
+    started_at: datetime
+    beat: Callable[[Any], None]
+    last_details: Callable[[Any], Any]
+    provided: Mapping[type, Any]
+
+
+ATTEMPT: ContextVar[Attempt | None] = ContextVar("perdure_attempt", default=None)
+"""Set in the context of a step's body, and nowhere else."""
+
+JOURNAL: ContextVar[Any] = ContextVar("perdure_journal", default=None)
+"""Set in the context of hosted foreign code: the journal that answers its calls."""

@@ -1,0 +1,221 @@
+"""A worker: takes runs from the store, keeps them in memory while there is something to do, lets go of them.
+
+Nobody calls resume. Whatever is due and not owned by a living worker is claimed, by this worker or by another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from perdure.clock import MICROSECONDS, Alarm, Clock
+from perdure.engine import exact
+from perdure.errors import StoreError
+from perdure.runtime.lease import Lease
+from perdure.runtime.turn import Turns
+from perdure.runtime.writer import Writer
+from perdure.specs import WorkflowSpec
+from perdure.store.protocol import NewRun, RunInfo, Store
+
+log = logging.getLogger("perdure")
+
+POLL_SECONDS = 0.04
+CLAIMS_AT_ONCE_MAX = 100
+SHUTDOWN_SECONDS_MAX = 1.5
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a worker behaves. Seconds are real time."""
+
+    lease_seconds: float = 10.0
+    evict_after_seconds: float = 1.0
+    runs_max: int = 1_000
+    steps_max: int = 1_000
+    threads_max: int = 32
+    retry_after_death_seconds: tuple[float, ...] = (0.0, 10.0, 60.0)
+    adopt: Literal["all", "own", "none"] = "all"
+    provided: Mapping[type, Any] = field(default_factory=dict[type, Any])
+    compare_all_inputs: bool = False
+    guard: bool = False
+
+
+def catalog_of(workflows: Mapping[tuple[str, int], WorkflowSpec]) -> dict[tuple[str, int], WorkflowSpec]:
+    """The workflows by name and version, with the older versions that a newer one claims to replay."""
+    catalog = dict(workflows)
+    for spec in workflows.values():
+        for version in spec.replays:
+            catalog.setdefault((spec.name, version), spec)
+    return catalog
+
+
+class Host:
+    """One worker in one process, on the loop that it was opened on."""
+
+    def __init__(self, store: Store, clock: Clock, workflows: Mapping[tuple[str, int], WorkflowSpec], options: Options) -> None:
+        self.worker = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.store = store
+        self.clock = clock
+        self.options = options
+        self.catalog = catalog_of(workflows)
+        self.known = frozenset(self.catalog)
+        self.own: set[str] = set()
+        self._loop = asyncio.get_running_loop()
+        self._kick_is_scheduled = False
+        self._alarm: Alarm | None = None
+        self._poll_handle: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._has_store_trouble = False
+        exact.install()
+        names = sorted(f"{name}/{version}" for name, version in self.known)
+        store.enter(self.worker, lease_seconds=options.lease_seconds, workflows=names)
+        self.writer = Writer(store)
+        self.turns = Turns(
+            self.worker, store, clock, self.writer, self.catalog, steps_max=options.steps_max,
+            threads_max=options.threads_max, provided=options.provided, compare_all_inputs=options.compare_all_inputs,
+            guard=_guard() if options.guard else None,
+        )  # fmt: skip
+        self.turns.on_letters = self.kick
+        self.lease = Lease(
+            self.worker, store, options.lease_seconds, driving=lambda: self.turns.driving,
+            on_lost=lambda: self._loop.call_soon_threadsafe(self._lost_everything), now=clock.now,
+        )  # fmt: skip
+        self._loop.call_soon(self._poll)
+
+    # ── taking runs ──────────────────────────────────────────────────────────────────────────
+    def kick(self) -> None:
+        """Look for work when the loop comes round."""
+        if not self._kick_is_scheduled and not self._is_closed:
+            self._kick_is_scheduled = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._kick_is_scheduled = False
+        if not self._is_closed:
+            self._guarded(self._claim)
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """A store that is away for a while stops nobody: the next poll tries again."""
+        try:
+            action()
+        except StoreError as error:
+            if not self._has_store_trouble:
+                log.warning("the store cannot be read, trying on: %s", error)
+            self._has_store_trouble = True
+        else:
+            self._has_store_trouble = False
+
+    def _claim(self) -> None:
+        room = min(CLAIMS_AT_ONCE_MAX, self.options.runs_max - len(self.turns.live))
+        claims = []
+        if room > 0 and not self.turns.is_stopping:
+            only = None if self.options.adopt == "all" else frozenset(self.own)
+            claims = self.store.claim(self.worker, now=self.clock.now(), limit=room, known=self.known, only=only)
+        for claim in claims:
+            self.turns.admit(claim)
+        self.turns.take_mail(self.store.mail(owner=self.worker))
+        if claims:
+            self.kick()
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        due = self.store.next_due(known=self.known)
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if due is not None and not self.turns.is_stopping and len(self.turns.live) < self.options.runs_max:
+            soonest = self.clock.now() + round(POLL_SECONDS * MICROSECONDS)
+            self._alarm = self.clock.wake_at(max(due, soonest) if due <= self.clock.now() else due, self.kick)
+
+    def _poll(self) -> None:
+        if self._is_closed:
+            return
+        self.lease.loop_seen = time.monotonic()
+        self._guarded(self._poll_store)
+        self._evict_idle()
+        self._poll_handle = self._loop.call_later(POLL_SECONDS, self._poll)
+
+    def _poll_store(self) -> None:
+        lost = self.store.lost(self.worker)
+        for worker, proven in lost:
+            freed = self.store.take_over(worker, proven=proven, retry_after=self.options.retry_after_death_seconds)
+            log.info("worker %s is %s: %d run(s) free", worker, "dead" if proven else "silent", freed)
+        if lost or self.store.changed():
+            self.kick()
+
+    def _lost_everything(self) -> None:
+        """Somebody declared this worker dead (its lease had run out): what it held belongs to others now."""
+        if self._is_closed:
+            return
+        log.warning("worker %s was declared dead by another one; its %d run(s) are dropped", self.worker, len(self.turns.live))
+        for live in list(self.turns.live.values()):
+            self.turns.forget(live)
+        names = sorted(f"{name}/{version}" for name, version in self.known)
+        self._guarded(lambda: self.store.enter(self.worker, lease_seconds=self.options.lease_seconds, workflows=names))
+        self.kick()
+
+    def take_new(self, info: RunInfo, new: NewRun, raw: bytes) -> None:
+        """Go on at once with a run that was created here, for this worker."""
+        if not self._is_closed and info.rid not in self.turns.live:
+            self.turns.admit_new(info, new, raw)
+
+    # ── letting go ───────────────────────────────────────────────────────────────────────────
+    def _evict_idle(self) -> None:
+        now = self.clock.now()
+        patience = round(self.options.evict_after_seconds * MICROSECONDS)
+        for live in list(self.turns.live.values()):
+            if not self.turns.may_leave(live) or not (live.is_parked or live.execution.is_idle):
+                live.idle_since = None
+            elif live.idle_since is None:
+                live.idle_since = now
+            elif now - live.idle_since >= patience and (live.alarm_at is None or live.alarm_at - now > patience):
+                self.turns.release(live)
+
+    def release_idle(self) -> None:
+        """Let every run leave memory that only waits."""
+        for live in list(self.turns.live.values()):
+            if self.turns.may_leave(live) and (live.is_parked or live.execution.is_idle):
+                self.turns.release(live)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is under way: what is left only waits."""
+        return self.writer.is_idle and not self._kick_is_scheduled and all(
+            self.turns.may_leave(live) and (live.is_parked or live.execution.is_idle) for live in self.turns.live.values()
+        )
+
+    async def close(self) -> list[str]:
+        """Stop: plain steps under way are cancelled (they run again elsewhere), what came in is written, every run is
+        free for others. Returns the ids of the runs that are not finished."""
+        self.turns.is_stopping = True
+        unfinished = sorted(live.run_id for live in self.turns.live.values() if not live.is_leaving)
+        until = time.monotonic() + SHUTDOWN_SECONDS_MAX
+        self.release_idle()
+        while not self.writer.is_idle and time.monotonic() < until:
+            await asyncio.sleep(0.001)
+        self._is_closed = True
+        for handle in (self._poll_handle, self._alarm):
+            if handle is not None:
+                handle.cancel()
+        self.turns.performer.close()
+        for live in list(self.turns.live.values()):
+            self.turns.forget(live)
+        await asyncio.sleep(0)
+        self.lease.close()
+        self.writer.close()
+        self._guarded(lambda: self.store.leave(self.worker))
+        exact.uninstall()
+        return unfinished
+
+
+def _guard() -> Any:
+    from perdure.runtime.checked import drive_checked
+
+    return drive_checked

@@ -1,0 +1,106 @@
+"""Keeps the worker's lease alive from a thread of its own, and watches the loop that turns are driven on.
+
+A blocked loop (a long turn, a blocking call in the program) does not cost the lease for LOOP_BLOCKED_SECONDS_MAX; then
+the run whose turn is open is parked as `stuck_turn`, under its epoch, and the lease is let go.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from perdure.errors import StoreError
+from perdure.history import events as e
+from perdure.history.chain import link
+from perdure.runtime.live import LiveRun
+from perdure.store.protocol import Append, Change, Row, Status, Store, Wakes
+
+log = logging.getLogger("perdure")
+
+TURN_LOGGED_SECONDS = 2.0
+LOOP_BLOCKED_SECONDS_MAX = 30.0
+
+
+class Lease:
+    """One worker's lease, renewed every third of its length."""
+
+    def __init__(
+        self,
+        worker: str,
+        store: Store,
+        lease_seconds: float,
+        *,
+        driving: Callable[[], tuple[LiveRun, float] | None],
+        on_lost: Callable[[], None],
+        now: Callable[[], int],
+    ) -> None:
+        self._worker = worker
+        self._store = store
+        self._seconds = lease_seconds
+        self._driving = driving
+        self._on_lost = on_lost
+        self._now = now
+        self._stop = threading.Event()
+        self._logged: float | None = None
+        self.loop_seen = time.monotonic()
+        self.valid_until = time.monotonic() + lease_seconds
+        self._loop_thread = threading.get_ident()
+        self._thread = threading.Thread(target=self._keep, name="perdure-lease", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=2)
+
+    def _keep(self) -> None:
+        renewed = time.monotonic()
+        while not self._stop.wait(min(1.0, self._seconds / 3)):
+            self._watch_turn()
+            if time.monotonic() - self.loop_seen > LOOP_BLOCKED_SECONDS_MAX and self._give_up():
+                return
+            if time.monotonic() - renewed >= self._seconds / 3:
+                renewed = time.monotonic()
+                self._renew(renewed)
+
+    def _renew(self, asked_at: float) -> None:
+        """The lease counts from before the request, by our own clock."""
+        try:
+            if self._store.renew(self._worker, lease_seconds=self._seconds):
+                self.valid_until = asked_at + self._seconds
+            else:
+                self._on_lost()
+        except StoreError as error:
+            log.warning("the lease could not be renewed, trying on: %s", error)
+
+    def _watch_turn(self) -> None:
+        driving = self._driving()
+        if driving is None or driving[1] == self._logged or time.monotonic() - driving[1] < TURN_LOGGED_SECONDS:
+            return
+        self._logged = driving[1]
+        frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else "no stack"
+        log.warning("a turn of run %s takes longer than %g s:\n%s", driving[0].run_id, TURN_LOGGED_SECONDS, stack)
+
+    def _give_up(self) -> bool:
+        """Park the run that hangs in its turn, so that no other worker hangs on it too; then let the lease go."""
+        driving = self._driving()
+        if driving is None:
+            self.loop_seen = time.monotonic()
+            return False
+        live = driving[0]
+        hint = f"its turn did not come back within {LOOP_BLOCKED_SECONDS_MAX:g} s: the workflow's code blocks or spins"
+        envelope = e.encode(e.RunBlocked("stuck_turn", hint))
+        at = max(self._now(), live.last_at)
+        row = Row(live.length, at, "run.blocked", envelope, None, None, link(live.head, live.length, at, envelope))
+        change = Change(status=Status.BLOCKED, reason="stuck_turn", hint=hint, release=True, wakes=Wakes.CONTROL)
+        try:
+            self._store.commit([Append(os.urandom(16), live.rid, live.epoch, live.length, (row,), change=change)])
+        except StoreError as error:
+            log.error("run %s hangs in its turn and could not be parked: %s", live.run_id, error)
+        log.error("run %s is parked as stuck_turn; this worker gives up its lease", live.run_id)
+        return True

@@ -1,0 +1,193 @@
+"""A run in memory: its execution, what of it is still to be written, and what of it is under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from perdure.engine.calls import Command, Key, WaitingSet
+from perdure.engine.execution import Execution
+from perdure.history import events as e
+from perdure.history.chain import link
+from perdure.store.protocol import Append, Change, Letter, NewRun, Row, RunInfo, Watch
+
+if TYPE_CHECKING:
+    from perdure.clock import Alarm
+    from perdure.codec import Packed
+    from perdure.runtime.performer import Flight
+
+
+class Entry(NamedTuple):
+    """An event on its way into the history. `raw` is what the code gets when it `delivers`; `at` is set if it was
+    delivered already (a lazy result)."""
+
+    event: e.Event
+    input: Packed | None = None
+    output: Packed | None = None
+    raw: bytes | None = None
+    delivers: bool = False
+    at: int | None = None
+
+
+class Written(NamedTuple):
+    """An append under way, and what follows once it is durable."""
+
+    append: Append
+    entries: Sequence[tuple[Entry, int]]
+    then: Sequence[Callable[[], None]]
+    change: Change | None
+
+
+class LiveRun:
+    """Everything that a worker holds of a run that it owns. One thread at a time touches it."""
+
+    def __init__(self, info: RunInfo, execution: Execution, *, length: int, head: bytes, last_at: int) -> None:
+        self.info = info
+        self.rid = info.rid
+        self.run_id = info.run_id
+        self.epoch = info.epoch
+        self.execution = execution
+        self.length = length
+        self.head = head
+        self.last_at = last_at
+        self.entries: list[Entry] = []
+        self.then: list[Callable[[], None]] = []
+        self.change: Change | None = None
+        self.new_runs: list[NewRun] = []
+        self.watches: list[Watch] = []
+        self.letters: list[Letter] = []
+        self.taken: list[int] = []
+        self.mail_seen = 0
+        self.under_way: Written | None = None
+        self.flights: dict[Key, Flight] = {}
+        self.held: list[Command] = []
+        self.lazy = 0
+        self.state_written: bytes | None = info.state
+        self.is_suspect = False
+        self.is_paused = False
+        self.is_leaving = False
+        self.is_gone = False
+        self.blocked: e.RunBlocked | None = None
+        self.blocked_calls: dict[Key, e.RunBlocked] = {}
+        self.has_waiting_set = bool(info.waiting)
+        self.alarm: Alarm | None = None
+        self.alarm_at: int | None = None
+        self.idle_since: int | None = None
+        self.chapter_to_begin: Any = None
+        self.failures = 0
+
+    @property
+    def has_something_to_write(self) -> bool:
+        return bool(self.entries or self.change or self.new_runs or self.watches or self.letters)
+
+    def note_blocked(self, event: e.RunBlocked) -> None:
+        """The run, or one call of it, waits for a person."""
+        if event.task is None:
+            self.blocked = event
+        else:
+            self.blocked_calls[event.task, event.n] = event
+
+    def note_unblocked(self, event: e.RunUnblocked) -> None:
+        """A person decided."""
+        if event.task is None:
+            self.blocked = None
+        else:
+            self.blocked_calls.pop((event.task, event.n), None)
+
+    @property
+    def is_parked(self) -> bool:
+        """Paused, or blocked as a whole: nothing new is performed."""
+        return self.is_paused or self.blocked is not None
+
+    def record(self, event: e.Event, *, raw: bytes | None = None, output: Packed | None = None,
+               input: Packed | None = None, delivers: bool = False) -> None:  # fmt: skip
+        """Put an event on its way into the history."""
+        self.entries.append(Entry(event, input, output, raw, delivers))
+
+    def build(self, append_id: bytes, now: int) -> Written:
+        """Make one append of everything that is to be written."""
+        entries = self.entries
+        if self.flights:
+            entries = self._starts_that_ride_along(entries) + entries
+        if self.execution.notes:
+            entries = [Entry(note) for note in self.execution.notes] + entries
+            self.execution.notes = []
+        rows, dated, blobs = self._rows(entries, now)
+        append = Append(
+            append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs), self.change,
+            tuple(self.taken), tuple(self.new_runs), tuple(self.watches), tuple(self.letters),
+        )  # fmt: skip
+        written = Written(append, dated, self.then, self.change)
+        self.entries, self.then, self.change, self.taken = [], [], None, []
+        self.new_runs, self.watches, self.letters, self.lazy = [], [], [], 0
+        self.under_way = written
+        return written
+
+    def _rows(self, entries: Sequence[Entry], now: int) -> tuple[list[Row], list[tuple[Entry, int]], list[Any]]:
+        rows: list[Row] = []
+        dated: list[tuple[Entry, int]] = []
+        blobs: list[Any] = []
+        seq, head, at = self.length, self.head, max(now, self.last_at)
+        for entry in entries:
+            event, packed_in, packed_out = entry[0], entry[1], entry[2]
+            envelope = e.encode(event)
+            at = max(at, entry.at) if entry.at is not None else at
+            stamp = entry.at if entry.at is not None else at
+            head = link(head, seq, stamp, envelope)
+            rows.append(
+                Row(
+                    seq, stamp, e.kind(event), envelope,
+                    None if packed_in is None else packed_in.inline, None if packed_out is None else packed_out.inline, head,
+                )  # fmt: skip
+            )
+            if packed_in is not None and packed_in.blobs:
+                blobs.extend(packed_in.blobs)
+            if packed_out is not None and packed_out.blobs:
+                blobs.extend(packed_out.blobs)
+            dated.append((entry, stamp))
+            seq += 1
+        self.next_head, self.next_at = head, at
+        return rows, dated, blobs
+
+    def _starts_that_ride_along(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Steps under way whose start is nowhere recorded yet, and which this append does not end anyway."""
+        ending = {entry.event.key for entry in entries if isinstance(entry.event, e.Keyed)}
+        starts: list[Entry] = []
+        for key, flight in self.flights.items():
+            if not flight.is_start_recorded and key not in ending:
+                flight.is_start_recorded = True
+                starts.append(flight.start_entry())
+        return starts
+
+    def committed(self, length: int) -> Written:
+        """The append is durable."""
+        written = self.under_way
+        if written is None:
+            raise AssertionError("no append is under way")
+        self.under_way = None
+        self.length, self.head, self.last_at = length, self.next_head, self.next_at
+        memo = self.execution.memo
+        for entry, _ in written.entries:
+            if entry.input is not None and entry.input.blobs:
+                memo.committed(entry.input)
+            if entry.output is not None and entry.output.blobs:
+                memo.committed(entry.output)
+        return written
+
+    def waiting_bytes(self) -> bytes:
+        """The waiting set as it is written when the run leaves memory, after the append that carries it."""
+        length = self.length + len(self.entries) + len(self.execution.notes)
+        return msgspec.json.encode(WaitingSet(length, self.execution.waiting_set()))
+
+    def silence(self) -> None:
+        """No alarm of this run goes off any more."""
+        if self.alarm is not None:
+            self.alarm.cancel()
+            self.alarm = None
+            self.alarm_at = None
+
+
+Waiter = asyncio.Future[None]

@@ -1,0 +1,202 @@
+"""From rows to a run in memory: decode, replay, and be ready to go on. And the first rows of a new run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from perdure.codec import Packed, pack, unpack
+from perdure.engine.calls import WaitingSet
+from perdure.engine.execution import Beginning, Execution, Known, NextChapter
+from perdure.errors import HistoryCorruptError
+from perdure.history import events as e
+from perdure.history.chain import GENESIS, link
+from perdure.runtime.live import LiveRun
+from perdure.specs import WorkflowSpec
+from perdure.store.protocol import Claim, NewRun, Row, RunInfo, Status, Store, Stored
+
+CHECKPOINT_SCHEMA_VERSION = 1
+
+_decode_waiting = msgspec.json.Decoder(WaitingSet).decode
+_decode_carried = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
+
+
+def manifest(spec: WorkflowSpec) -> dict[str, Any]:
+    """What a run was started under."""
+    from perdure import __version__
+
+    return {
+        "workflow_name": spec.name,
+        "workflow_version": spec.version,
+        "checkpoint_schema_version": CHECKPOINT_SCHEMA_VERSION,
+        "perdure": __version__,
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+    }
+
+
+def new_run(
+    spec: WorkflowSpec, run_id: str, input_raw: bytes, *, now: int, parent: str | None = None, owner: str | None = None,
+    tags: Mapping[str, str] | None = None, due_at: int | None = None,
+) -> NewRun:  # fmt: skip
+    """The rows that a run begins with."""
+    from perdure.codec import Memo
+
+    packed = pack(input_raw, Memo())
+    seed = int.from_bytes(os.urandom(7), "big")
+    started = e.RunStarted(spec.name, spec.version, seed, manifest(spec), packed.digest, parent)
+    envelope = e.encode(started)
+    row = Row(0, now, e.kind(started), envelope, packed.inline, None, link(GENESIS, 0, now, envelope))
+    return NewRun(
+        id=os.urandom(16), run_id=run_id, workflow=spec.name, version=spec.version, input_digest=packed.digest,
+        created_at=now, rows=(row,), blobs=packed.blobs, tags=dict(tags or {}), parent_run_id=parent, owner=owner,
+        due_at=None if owner else (due_at if due_at is not None else now),
+    )  # fmt: skip
+
+
+def fresh(
+    info: RunInfo, new: NewRun, input_raw: bytes, catalog: Mapping[tuple[str, int], WorkflowSpec], *, log: Callable[[str], None]
+) -> LiveRun:
+    """A run that has just been created here; nothing is to be replayed."""
+    row = new.rows[0]
+    started = e.decode(row.envelope)
+    if not isinstance(started, e.RunStarted):
+        raise HistoryCorruptError(f"run {new.run_id} begins with {row.kind}")
+    execution = Execution(catalog[info.workflow, info.version], info.run_id, Beginning(started.seed, input_raw, row.at), log=log)
+    return LiveRun(info, execution, length=1, head=row.hash, last_at=row.at)
+
+
+def next_seed(seed: int, chapter: int) -> int:
+    """The seed of a run's next chapter."""
+    return int.from_bytes(sha256(f"{seed}:{chapter}".encode()).digest()[:7], "big")
+
+
+def next_execution(live: LiveRun, event: e.ChapterStarted, ending: NextChapter, *, log: Callable[[str], None]) -> Execution:
+    """The same run's next chapter."""
+    beginning = Beginning(event.seed, ending.input, live.last_at, event.number, _carried(ending.carried))
+    return Execution(live.execution.spec, live.run_id, beginning, log=log)
+
+
+def _carried(raw: bytes) -> tuple[tuple[str, bytes], ...]:
+    return tuple((name, message.encode()) for name, message in _decode_carried(raw))
+
+
+class Past:
+    """A stored history, decoded: what a run is rebuilt from."""
+
+    def __init__(self, stored: Stored, store: Store) -> None:
+        self.stored = stored
+        self._rid = stored.info.rid
+        self._store = store
+        self.events = [e.decode(row.envelope) for row in stored.rows]
+        if not self.events or not isinstance(self.events[0], e.RunStarted | e.ChapterStarted):
+            raise HistoryCorruptError(f"run {stored.info.run_id}: its chapter does not begin with a beginning")
+
+    def _fetch(self, digest: bytes) -> bytes:
+        return self._store.blob(self._rid, digest)
+
+    def output(self, index: int) -> bytes | None:
+        """The raw output of an event."""
+        row = self.stored.rows[index]
+        if row.output is not None:
+            return row.output
+        digest = getattr(self.events[index], "output", None)
+        return unpack(digest, None, self._fetch) if digest else None
+
+    def input(self, index: int) -> bytes | None:
+        """The raw input of an event."""
+        row = self.stored.rows[index]
+        if row.input is not None:
+            return row.input
+        digest = getattr(self.events[index], "input", None)
+        return unpack(digest, None, self._fetch) if digest else None
+
+    def beginning(self) -> Beginning:
+        first = self.events[0]
+        raw = self.input(0) or b"{}"
+        at = self.stored.rows[0].at
+        if isinstance(first, e.ChapterStarted):
+            return Beginning(first.seed, raw, at, first.number, _carried(self.output(0) or b"[]"))
+        if isinstance(first, e.RunStarted):
+            return Beginning(first.seed, raw, at)
+        raise HistoryCorruptError(f"run {self.stored.info.run_id} begins with {e.kind(first)}")
+
+    def known(self) -> Known:
+        known = Known()
+        note = known.note
+        for index, event in enumerate(self.events):
+            note(event, self.output(index) if isinstance(event, e.Heartbeat) else None)
+        return known
+
+    def is_under(self, spec: WorkflowSpec) -> bool:
+        """Whether the run was started under the manifest that the code has now."""
+        first = self.events[0]
+        recorded = first.manifest if isinstance(first, e.RunStarted | e.ChapterStarted) else {}
+        return recorded == manifest(spec)
+
+    def replay(self, execution: Execution) -> None:
+        """Deliver every recorded outcome, in the order of the history."""
+        execution.is_replaying = True
+        execution.begin()
+        rows, deliver = self.stored.rows, execution.deliver
+        for index, event in enumerate(self.events):
+            if event.is_outcome:
+                row = rows[index]
+                deliver(event, row.at, row.output if row.output is not None else self.output(index))
+        execution.finish_replay()
+
+
+def rebuild(
+    claim: Claim,
+    store: Store,
+    catalog: Mapping[tuple[str, int], WorkflowSpec],
+    *,
+    log: Callable[[str], None],
+    compare_all: bool = False,
+) -> tuple[LiveRun, Callable[[], None]]:
+    """A claimed run as it stands in the store, and what replays it."""
+    stored = store.load(claim.info.rid)
+    past = Past(stored, store)
+    spec = catalog[stored.info.workflow, stored.info.version]
+    execution = Execution(
+        spec, stored.info.run_id, past.beginning(), known=past.known(), waiting=_waiting(stored),
+        same_manifest=past.is_under(spec), compare_all_inputs=compare_all, log=log,
+    )  # fmt: skip
+    live = LiveRun(stored.info, execution, length=stored.length, head=stored.head, last_at=stored.rows[-1].at)
+    live.epoch = claim.info.epoch
+    live.is_suspect = claim.deaths > 0
+    _note_parking(live, past.events)
+    return live, lambda: past.replay(execution)
+
+
+def _waiting(stored: Stored) -> Iterable[Any]:
+    if not stored.info.waiting:
+        return ()
+    waiting = _decode_waiting(stored.info.waiting)
+    return waiting.entries if waiting.history_length == stored.length else ()
+
+
+def _note_parking(live: LiveRun, events: Iterable[e.Event]) -> None:
+    """Whether the run is paused or blocked, and on what."""
+    for event in events:
+        match event:
+            case e.RunPaused():
+                live.is_paused = True
+            case e.RunResumed():
+                live.is_paused = False
+            case e.RunBlocked():
+                live.note_blocked(event)
+            case e.RunUnblocked():
+                live.note_unblocked(event)
+            case _:
+                pass
+    info = live.info
+    if info.status is Status.BLOCKED and live.blocked is None and not live.blocked_calls:
+        live.blocked = e.RunBlocked(info.reason or "", info.hint or "")
+
+
+__all__ = ["Packed", "Past", "fresh", "manifest", "new_run", "next_execution", "next_seed", "rebuild"]

@@ -1,0 +1,361 @@
+"""Performs steps: attempts, timeouts, heartbeats, waits between attempts, threads for plain functions.
+
+What came of an attempt is reported to the turn as an event to be recorded; nothing here reaches workflow code. A flight
+is one step under way, through all its attempts; once it is over, or its attempt has timed out, whatever its body still
+produces is ignored (fenced off).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from perdure.clock import MICROSECONDS, Alarm, Clock
+from perdure.codec import codec_for, dump_exception, pack
+from perdure.engine.calls import Attempts, StepAsk
+from perdure.errors import EncodeError, StepTimeoutError, UsageError
+from perdure.history import events as e
+from perdure.http.classify import classify
+from perdure.runtime.attempt import ATTEMPT, JOURNAL, Attempt
+from perdure.runtime.live import Entry, LiveRun
+from perdure.runtime.retrying import Again, next_attempt
+
+log = logging.getLogger("perdure")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_PLAIN = codec_for(Any)
+
+
+class Flight:
+    """A step under way."""
+
+    __slots__ = ("airborne", "ask", "beat_at", "deadline", "details", "first_at", "is_over", "is_start_recorded", "live", "number", "started_at", "task")  # fmt: skip
+
+    def __init__(self, live: LiveRun, ask: StepAsk, before: Attempts, now: int) -> None:
+        self.live = live
+        self.ask = ask
+        self.number = before.failed
+        self.first_at = before.first_at or now
+        self.details: bytes | None = None
+        self.airborne = 0
+        self.is_start_recorded = ask.is_recorded
+        self.is_over = False
+        self.task: asyncio.Future[Any] | None = None
+        self.started_at = self.beat_at = self.deadline = now
+
+    def start_entry(self) -> Entry:
+        """The event that says that this step is under way."""
+        ask = self.ask
+        started = e.StepStarted(
+            *ask.key, ask.name, ask.use, ask.packed.digest if ask.packed else None, ask.view, ask.spec.record_input, self.number
+        )
+        return Entry(started, ask.packed if ask.spec.record_input else None)
+
+    def input_of_event(self) -> dict[str, Any]:
+        """The fields that carry the arguments in the first event about this step."""
+        ask = self.ask
+        if self.is_start_recorded or ask.packed is None:
+            return {}
+        self.is_start_recorded = True
+        return {"input": ask.packed.digest, "view": ask.view, "kept": ask.spec.record_input}
+
+
+class Performer:
+    """Runs the bodies of steps on the loop that entered the Runtime, in a copy of that context."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        report: Callable[..., None],
+        block: Callable[[LiveRun, str, str, Flight], None],
+        *,
+        steps_max: int,
+        threads_max: int,
+        provided: Mapping[type, Any],
+    ) -> None:
+        self._clock = clock
+        self._report = report
+        self._block = block
+        self._steps_max = steps_max
+        self._provided = provided
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
+        self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix="perdure-step")
+        self._running: set[Flight] = set()
+        self._queue: deque[Flight] = deque()
+        self._alarm: Alarm | None = None
+        self._alarm_at = 0
+
+    # ── flights ──────────────────────────────────────────────────────────────────────────────
+    def start(self, live: LiveRun, ask: StepAsk) -> None:
+        """Perform a step, going on with the attempt after the last recorded one."""
+        now = self._clock.now()
+        before = live.execution.known.attempts.get(ask.key, _NO_ATTEMPTS) if live.execution.known.attempts else _NO_ATTEMPTS
+        flight = live.flights[ask.key] = Flight(live, ask, before, now)
+        if before.retry_at > now:
+            self._clock.wake_at(before.retry_at, lambda: self._enqueue(flight))
+        else:
+            self._enqueue(flight)
+
+    def cancel(self, live: LiveRun, key: tuple[str, int]) -> None:
+        """Stop a step that nobody waits for any more; what it still produces is ignored."""
+        flight = live.flights.pop(key, None)
+        if flight is not None:
+            self._finish(flight)
+            if flight.task is not None:
+                flight.task.cancel()
+
+    def drop(self, live: LiveRun) -> None:
+        """Stop all steps of a run that leaves this worker."""
+        for key in list(live.flights):
+            self.cancel(live, key)
+
+    def _enqueue(self, flight: Flight) -> None:
+        if flight.is_over:
+            return
+        if len(self._running) >= self._steps_max:
+            self._queue.append(flight)
+            return
+        self._launch(flight)
+
+    def _launch(self, flight: Flight) -> None:
+        spec = flight.ask.spec
+        now = self._clock.now()
+        flight.number += 1
+        flight.airborne = flight.number
+        flight.started_at = flight.beat_at = now
+        flight.deadline = self._deadline(flight)
+        self._running.add(flight)
+        if not self._alarm_at or flight.deadline < self._alarm_at:
+            self._set_alarm(flight.deadline)
+        context = self._context.copy()
+        body = self._run_async if spec.is_async else self._run_in_thread
+        flight.task = self._loop.create_task(body(flight, flight.number, context), context=context)
+
+    async def _run_async(self, flight: Flight, number: int, context: contextvars.Context) -> None:
+        ask = flight.ask
+        try:
+            args, kwargs = ask.spec.arguments.loads(ask.input)
+            ATTEMPT.set(self._attempt(flight))
+            value = await ask.spec.function(*args, **kwargs)
+        except asyncio.CancelledError:
+            self._was_cancelled(flight, number)
+        except (KeyboardInterrupt, SystemExit):
+            self._finish(flight)
+            raise
+        except BaseException as error:
+            self._failed(flight, number, error)
+        else:
+            self._returned(flight, number, value)
+
+    async def _run_in_thread(self, flight: Flight, number: int, context: contextvars.Context) -> None:
+        ask = flight.ask
+        try:
+            args, kwargs = ask.spec.arguments.loads(ask.input)
+            ATTEMPT.set(self._attempt(flight))
+            inside = contextvars.copy_context()
+            value = await self._loop.run_in_executor(self._threads, lambda: inside.run(ask.spec.function, *args, **kwargs))
+        except asyncio.CancelledError:
+            self._was_cancelled(flight, number)
+        except (KeyboardInterrupt, SystemExit):
+            self._finish(flight)
+            raise
+        except BaseException as error:
+            self._failed(flight, number, error)
+        else:
+            self._returned(flight, number, value)
+
+    def _attempt(self, flight: Flight) -> Attempt:
+        ask, live = flight.ask, flight.live
+        number = flight.number
+        return Attempt(
+            live.run_id, live.info.workflow, ask.name, ask.label, number, ask.spec.retry.max_attempts,
+            _EPOCH + timedelta(microseconds=flight.started_at),
+            lambda details: self._beat_from_anywhere(flight, number, details),
+            lambda hint: self._details(flight, hint), self._provided,
+        )  # fmt: skip
+
+    # ── what comes of an attempt ─────────────────────────────────────────────────────────────
+    def _returned(self, flight: Flight, number: int, value: Any) -> None:
+        if number != flight.airborne:
+            return
+        ask = flight.ask
+        try:
+            raw = ask.spec.result.dumps(value)
+        except EncodeError as error:
+            error.add_note(f"{ask.spec.name}() returned it; annotate its return type, or return what can be recorded")
+            self._give_up(flight, error)
+            return
+        self._end(flight)
+        self._record(flight, e.StepCompleted, raw, delivers=True, is_lazy=ask.spec.lazy)
+
+    def _record(
+        self, flight: Flight, kind: Any, raw: bytes, *, delivers: bool = False, is_lazy: bool = False, **more: Any
+    ) -> None:
+        """Report what came of an attempt; the first event about a step carries its arguments."""
+        ask = flight.ask
+        output = pack(raw, flight.live.execution.memo)
+        is_first = not flight.is_start_recorded and ask.spec.record_input
+        event = kind(
+            *ask.key, ask.name, ask.use, output=output.digest, attempt=flight.number, started_at=flight.started_at,
+            **flight.input_of_event(), **more,
+        )  # fmt: skip
+        packed = ask.packed if is_first else None
+        self._report(flight.live, event, raw=raw, output=output, input=packed, delivers=delivers, is_lazy=is_lazy)
+
+    def _failed(self, flight: Flight, number: int, error: BaseException) -> None:
+        if number != flight.airborne:
+            return
+        now = self._clock.now()
+        retry = flight.ask.spec.retry
+        try:
+            failure = classify(error, now=now)
+            decision = next_attempt(
+                retry, attempt=number, first_at=flight.first_at, now=now, failure=failure, random=random.random()
+            )
+        except Exception as problem:
+            problem.add_note(f"raised by Retry(on=) of {flight.ask.spec.name}")
+            self._give_up(flight, problem)
+            return
+        if isinstance(decision, Again):
+            self._try_again(flight, error, decision.at, now)
+        elif decision.needs_person:
+            self._land(flight)
+            self._block(flight.live, "needs_person", f"{flight.ask.label}: {error}", flight)
+        else:
+            self._give_up(flight, error)
+
+    def _try_again(self, flight: Flight, error: BaseException, at: int, now: int) -> None:
+        self._land(flight)
+        raw = dump_exception(error, flight.ask.spec.raises)
+        self._record(flight, e.AttemptFailed, raw, retry_at=at, first_at=flight.first_at)
+        self._clock.wake_at(at, lambda: self._enqueue(flight))
+
+    def _give_up(self, flight: Flight, error: BaseException) -> None:
+        self._end(flight)
+        self._record(flight, e.StepFailed, dump_exception(error, flight.ask.spec.raises), delivers=True)
+
+    def _was_cancelled(self, flight: Flight, number: int) -> None:
+        """The body was cancelled, and not by us: for the step that is a failure like another."""
+        if number == flight.airborne and not self._loop.is_closed():
+            self._failed(flight, number, StepTimeoutError("the body was cancelled from outside", "CancelledError"))
+
+    def _end(self, flight: Flight) -> None:
+        flight.live.flights.pop(flight.ask.key, None)
+        self._finish(flight)
+
+    def _finish(self, flight: Flight) -> None:
+        flight.is_over = True
+        self._land(flight)
+
+    def _land(self, flight: Flight) -> None:
+        """The attempt is over: its place is free, and what its body still produces is fenced off."""
+        flight.airborne = 0
+        if flight in self._running:
+            self._running.discard(flight)
+            while self._queue and len(self._running) < self._steps_max:
+                waiting = self._queue.popleft()
+                if not waiting.is_over:
+                    self._launch(waiting)
+
+    # ── timeouts and heartbeats ──────────────────────────────────────────────────────────────
+    def _deadline(self, flight: Flight) -> int:
+        spec = flight.ask.spec
+        deadline = flight.started_at + round(spec.timeout_seconds * MICROSECONDS)
+        if spec.heartbeat_timeout_seconds is not None:
+            deadline = min(deadline, flight.beat_at + round(spec.heartbeat_timeout_seconds * MICROSECONDS))
+        return deadline
+
+    def _set_alarm(self, at: int) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = at
+        self._alarm = self._clock.wake_at(at, self._stop_overdue)
+
+    def _stop_overdue(self) -> None:
+        self._alarm, self._alarm_at = None, 0
+        now = self._clock.now()
+        for flight in [f for f in self._running if f.deadline <= now]:
+            self._time_out(flight)
+        if self._running:
+            self._set_alarm(min(f.deadline for f in self._running))
+
+    def _time_out(self, flight: Flight) -> None:
+        spec, number = flight.ask.spec, flight.number
+        silent = flight.deadline < flight.started_at + round(spec.timeout_seconds * MICROSECONDS)
+        what = (
+            f"silent for longer than heartbeat_timeout={spec.heartbeat_timeout_seconds:g} s"
+            if silent
+            else f"longer than timeout={spec.timeout_seconds:g} s"
+        )
+        task = flight.task
+        self._failed(flight, number, StepTimeoutError(f"attempt {number} of {flight.ask.label} took {what}"))
+        if task is not None:
+            task.cancel()
+
+    def _beat_from_anywhere(self, flight: Flight, number: int, details: Any) -> None:
+        raw = _PLAIN.dumps(details)
+        try:
+            is_here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_here = False
+        if is_here:
+            self._beat(flight, number, raw)
+        else:
+            self._loop.call_soon_threadsafe(self._beat, flight, number, raw)
+
+    def _beat(self, flight: Flight, number: int, raw: bytes) -> None:
+        if number != flight.airborne:
+            return
+        flight.beat_at = self._clock.now()
+        flight.deadline = self._deadline(flight)
+        packed = pack(raw, flight.live.execution.memo)
+        if raw == b"null" or packed.digest == flight.details:
+            return
+        flight.details = packed.digest
+        attempts = flight.live.execution.known.attempts
+        attempts[flight.ask.key] = attempts.get(flight.ask.key, _NO_ATTEMPTS)._replace(details=raw)
+        ask = flight.ask
+        self._report(flight.live, e.Heartbeat(*ask.key, ask.name, ask.use, packed.digest, number), output=packed)
+
+    def _details(self, flight: Flight, hint: Any) -> Any:
+        known = flight.live.execution.known.attempts.get(flight.ask.key, _NO_ATTEMPTS)
+        return None if known.details is None else codec_for(hint).loads(known.details)
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────
+    @property
+    def running(self) -> list[Flight]:
+        return list(self._running)
+
+    def close(self) -> None:
+        """No further attempt begins. Threads that cannot be stopped are left alone."""
+        for flight in list(self._running) + list(self._queue):
+            flight.is_over = True
+            if flight.task is not None:
+                flight.task.cancel()
+        self._running.clear()
+        self._queue.clear()
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+_NO_ATTEMPTS = Attempts()
+
+
+def current_attempt() -> Attempt:
+    """The attempt whose body is running. UsageError elsewhere."""
+    attempt = ATTEMPT.get()
+    if attempt is None:
+        raise UsageError("this belongs inside the body of a step")
+    return attempt
+
+
+__all__ = ["ATTEMPT", "JOURNAL", "Flight", "Performer", "current_attempt"]

@@ -1,0 +1,569 @@
+"""How a run gets on: load, step, append, perform, append. Read this file first.
+
+    outcome ──▶ record ──▶ one append, shared with all runs that are ready ──▶ durable
+                                                                                  │
+    perform what the code asks for ◀── advance ◀── deliver to the code, in order ◀┘
+
+An outcome (a step's result, a message, the passing of time) is recorded before the code sees it; only a lazy step's
+result may come first. After each delivery the code runs dry; what it asks for then is performed. Nothing else happens
+to a run. `Turns` is driven by plain callbacks of the loop that entered the Runtime, never from inside a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from perdure.clock import Clock
+from perdure.codec import Memo, dump_exception, pack
+from perdure.engine.calls import Cancelled, ChildAsk, Command, SectionAsk, StepAsk
+from perdure.engine.execution import Completed, Failed, NextChapter, WasCancelled
+from perdure.errors import HistoryCorruptError, PerdureBug, RunConflictError, StoreError
+from perdure.history import events as e
+from perdure.runtime import load, mail
+from perdure.runtime.live import Entry, LiveRun, Written
+from perdure.runtime.performer import Flight, Performer
+from perdure.runtime.sections import Sections
+from perdure.runtime.writer import Done as DoneCallback
+from perdure.runtime.writer import Writer
+from perdure.specs import WorkflowSpec
+from perdure.store.protocol import (
+    Change,
+    Claim,
+    Done,
+    Exists,
+    Mail,
+    NewRun,
+    Outcome,
+    RunInfo,
+    Status,
+    Store,
+    Wakes,
+    Watch,
+    Write,
+)
+
+log = logging.getLogger("perdure")
+
+Catalog = Mapping[tuple[str, int], WorkflowSpec]
+
+
+class Turns:
+    """All runs that this process holds in memory, and what drives them."""
+
+    def __init__(
+        self,
+        worker: str,
+        store: Store,
+        clock: Clock,
+        writer: Writer,
+        catalog: Catalog,
+        *,
+        steps_max: int,
+        threads_max: int,
+        provided: Mapping[type, Any],
+        compare_all_inputs: bool = False,
+        guard: Callable[[LiveRun, Callable[..., None], tuple[Any, ...]], None] | None = None,
+    ) -> None:
+        self.worker = worker
+        self.store = store
+        self.clock = clock
+        self.writer = writer
+        self.catalog = catalog
+        self.compare_all_inputs = compare_all_inputs
+        self.performer = Performer(
+            clock, self.report, self.block_call, steps_max=steps_max, threads_max=threads_max, provided=provided
+        )
+        self.sections = Sections(self.performer, self.report, self.is_recorded)
+        self.live: dict[int, LiveRun] = {}
+        self.on_standstill: Callable[[int], None] = lambda _: None
+        self.on_gone: Callable[[LiveRun], None] = lambda _: None
+        self.on_letters: Callable[[], None] = lambda: None
+        self.driving: tuple[LiveRun, float] | None = None
+        self._guard = guard
+        self._dirty: dict[int, LiveRun] = {}
+        self._ids = itertools.count()
+        self._id_prefix = os.urandom(8)
+        self._loop = asyncio.get_running_loop()
+        self.is_stopping = False
+        writer.add_source(self._appends)
+
+    # ── load ─────────────────────────────────────────────────────────────────────────────────
+    def admit(self, claim: Claim) -> None:
+        """Take a claimed run into memory: load it, replay it, go on."""
+        try:
+            live, replay = load.rebuild(claim, self.store, self.catalog, log=log.warning, compare_all=self.compare_all_inputs)
+        except HistoryCorruptError as error:
+            log.error("run %s cannot be loaded: %s", claim.info.run_id, error)
+            return
+        self.live[live.rid] = live
+        if claim.lost_owner is not None:
+            live.record(e.TakenOver(claim.lost_owner, claim.lost_how or "", live.epoch))
+            self._mark(live)
+        self._drive(live, replay)
+        self.take_mail(self.store.mail([live.rid]))
+        self._advance(live)
+
+    def admit_new(self, info: RunInfo, new: NewRun, input_raw: bytes) -> None:
+        """Take a run into memory that this worker has just created."""
+        live = load.fresh(info, new, input_raw, self.catalog, log=log.warning)
+        self.live[live.rid] = live
+        self._drive(live, live.execution.begin)
+        self._advance(live)
+
+    # ── record ───────────────────────────────────────────────────────────────────────────────
+    def report(
+        self, live: LiveRun, event: e.Event, *, raw: bytes | None = None, output: Any = None, input: Any = None,
+        delivers: bool = False, is_lazy: bool = False,
+    ) -> None:  # fmt: skip
+        """Something happened to a run: record it, then deliver it."""
+        if live.is_gone:
+            return
+        if is_lazy and self._may_deliver_first(live):
+            self._deliver_first(live, event, raw, output, input)
+            return
+        live.entries.append(Entry(event, input, output, raw, delivers))
+        self._mark(live)
+
+    def _may_deliver_first(self, live: LiveRun) -> bool:
+        """A lazy result may reach the code before it is durable, unless something recorded earlier is to be delivered
+        first."""
+        return live.under_way is None and not any(entry.delivers for entry in live.entries)
+
+    def _deliver_first(self, live: LiveRun, event: e.Event, raw: bytes | None, output: Any, input: Any) -> None:
+        at = max(self.clock.now(), live.last_at)
+        live.entries.append(Entry(event, input, output, raw, False, at))
+        live.lazy += 1
+        self._loop.call_soon(self._deliver_now, live, event, at, raw)
+
+    def _deliver_now(self, live: LiveRun, event: e.Event, at: int, raw: bytes | None) -> None:
+        if not live.is_gone:
+            self._drive(live, live.execution.deliver, event, at, raw)
+            self._advance(live)
+
+    def _mark(self, live: LiveRun) -> None:
+        """Have what the run has to write written."""
+        if live.under_way is None:
+            self._dirty[live.rid] = live
+            self.writer.schedule()
+
+    # ── append ───────────────────────────────────────────────────────────────────────────────
+    def _appends(self) -> Iterable[tuple[Write, DoneCallback]]:
+        dirty, self._dirty = self._dirty, {}
+        now = self.clock.now()
+        for live in dirty.values():
+            if live.under_way is None and not live.is_gone:
+                yield self._append(live, now)
+
+    def _append(self, live: LiveRun, now: int) -> tuple[Write, DoneCallback]:
+        if live.execution.state is not live.state_written:
+            live.state_written = live.execution.state
+            live.change = replace(live.change or Change(), state=live.state_written)
+        if live.has_waiting_set:
+            live.has_waiting_set = False
+            change = live.change or self.parked_change(live)
+            live.change = change if change.waiting is not None else replace(change, waiting=b"")
+        written = live.build(self._id_prefix + next(self._ids).to_bytes(8, "big"), now)
+        return written.append, lambda outcome: self._committed(live, written, outcome)
+
+    def _committed(self, live: LiveRun, written: Written, outcome: Outcome | StoreError) -> None:
+        if isinstance(outcome, Done):
+            self._deliver_all(live, live.committed(outcome.length))
+        elif isinstance(outcome, Exists):
+            self._child_exists(live, written, outcome)
+        else:
+            self._lost(live, outcome)
+
+    def _deliver_all(self, live: LiveRun, written: Written) -> None:
+        for entry, at in written.entries:
+            if entry.delivers:
+                self._drive(live, live.execution.deliver, entry.event, at, entry.raw)
+        for follow_up in written.then:
+            follow_up()
+        if not live.is_gone:
+            self._advance(live)
+
+    def _lost(self, live: LiveRun, outcome: Outcome | StoreError) -> None:
+        """Another worker owns the run now, or the store went away while we were leaving: nothing of ours counts."""
+        if not self.is_stopping:
+            log.warning("run %s is no longer ours (%s); dropped", live.run_id, outcome)
+        self.forget(live)
+
+    # ── step ─────────────────────────────────────────────────────────────────────────────────
+    def _drive(self, live: LiveRun, step: Callable[..., None], *arguments: Any) -> None:
+        """Let the code run. KeyboardInterrupt drops the run from memory, unrecorded, and goes on its way."""
+        if asyncio.current_task() is not None:
+            raise PerdureBug("a turn was driven from inside a task")
+        self.driving = (live, time.monotonic())
+        try:
+            if self._guard is None:
+                step(*arguments)
+            else:
+                self._guard(live, step, arguments)
+        except (KeyboardInterrupt, SystemExit):
+            self.forget(live)
+            raise
+        finally:
+            self.driving = None
+
+    def _advance(self, live: LiveRun) -> None:
+        """Look at what the code asks for, and see to it."""
+        execution = live.execution
+        if live.is_leaving or live.is_gone:
+            return
+        if execution.failure is None and execution.ending is None:
+            self._perform_all(live)
+            if execution.is_deadlocked and not live.has_something_to_write and live.under_way is None and not live.flights:
+                execution.block_deadlocked()
+        if execution.failure is not None:
+            self._park(live, execution.failure.reason, execution.failure.hint)
+        elif execution.ending is not None:
+            self._end(live)
+        else:
+            self._set_alarm(live)
+            if live.has_something_to_write or execution.state is not live.state_written:
+                self._mark(live)
+
+    # ── perform ──────────────────────────────────────────────────────────────────────────────
+    def _perform_all(self, live: LiveRun) -> None:
+        commands = live.execution.commands
+        if not commands:
+            return
+        live.execution.commands = []
+        if live.is_parked:
+            live.held.extend(commands)
+        elif live.is_suspect or (live.lazy and not all(_is_lazy(c) for c in commands)):
+            self._perform_after_append(live, commands)
+        else:
+            for command in commands:
+                self._perform(live, command)
+
+    def _perform_after_append(self, live: LiveRun, commands: Sequence[Command]) -> None:
+        """What came before has to be durable first: lazy results, and the starts of a run that may have killed us."""
+        if live.is_suspect:
+            for command in commands:
+                if isinstance(command, StepAsk) and not command.is_recorded:
+                    command.is_recorded = True
+                    live.entries.append(_start_of(command))
+
+        def perform() -> None:
+            for command in commands:
+                if not isinstance(command, StepAsk) or live.execution.open.get(command.key) is command:
+                    self._perform(live, command)
+
+        if live.has_something_to_write:
+            live.then.append(perform)
+            self._mark(live)
+        else:
+            perform()
+
+    def _perform(self, live: LiveRun, command: Command) -> None:
+        match command:
+            case StepAsk():
+                if not command.future.cancelled() and command.key not in live.blocked_calls:
+                    self.performer.start(live, command)
+            case ChildAsk():
+                self._start_child(live, command)
+            case SectionAsk():
+                self.sections.start(live, command)
+            case Cancelled(ask):
+                self._cancel(live, ask)
+
+    def _start_child(self, live: LiveRun, ask: ChildAsk) -> None:
+        if ask.key in live.execution.known.children or ask.future.cancelled():
+            return
+        now = max(self.clock.now(), live.last_at)
+        new = load.new_run(
+            ask.spec, ask.run_id, ask.input, now=now, parent=live.run_id, owner=None if self.is_stopping else self.worker
+        )
+        live.new_runs.append(new)
+        self._record_child(live, ask, is_attached=False)
+        live.then.append(lambda: self._admit_child(new, ask.input))
+
+    def _admit_child(self, new: NewRun, input_raw: bytes) -> None:
+        info = self.store.find(new.run_id)
+        if info is not None and info.owner == self.worker and info.rid not in self.live:
+            self.admit_new(info, new, input_raw)
+
+    def _record_child(self, live: LiveRun, ask: ChildAsk, *, is_attached: bool) -> None:
+        live.watches.append(Watch(ask.run_id, live.rid, mail.child_key(ask)))
+        started = e.ChildStarted(
+            *ask.key, ask.name, ask.use, ask.run_id, ask.spec.version, ask.packed.digest, ask.on_cancel, is_attached
+        )
+        live.record(started, input=ask.packed)
+        self._mark(live)
+
+    def _child_exists(self, live: LiveRun, written: Written, taken: Exists) -> None:
+        """A child's id is in use: attach to it if it is the same work, else that call fails. All else goes again."""
+        live.under_way = None
+        other = taken.run
+        new = next(n for n in written.append.new_runs if n.run_id == other.run_id)
+        same = (other.workflow, other.version, other.input_digest) == (new.workflow, new.version, new.input_digest)
+        entries: list[Entry] = []
+        for entry, _ in written.entries:
+            if isinstance(entry.event, e.ChildStarted) and entry.event.run_id == other.run_id:
+                entries.extend(_attached(entry) if same else _refused(entry, other))
+            else:
+                entries.append(entry)
+        live.entries = entries + live.entries
+        live.then = list(written.then) + live.then
+        live.change = live.change or written.change
+        live.taken = list(written.append.taken) + live.taken
+        live.new_runs = [n for n in written.append.new_runs if n is not new] + live.new_runs
+        live.watches = [w for w in written.append.watches if same or w.run_id != other.run_id] + live.watches
+        live.letters = list(written.append.letters) + live.letters
+        self._mark(live)
+
+    def _cancel(self, live: LiveRun, ask: Any) -> None:
+        if isinstance(ask, StepAsk):
+            self.performer.cancel(live, ask.key)
+        elif isinstance(ask, SectionAsk):
+            self.sections.cancel(live, ask.key)
+        elif ask.on_cancel != "abandon":
+            live.letters.append(mail.letter(ask.run_id, "cancel", body=b'{"reason":"the parent cancelled it"}', now=self.clock.now()))
+            live.then.append(self.on_letters)
+        live.record(e.CallCancelled(*ask.key, ask.name, ask.use))
+        self._mark(live)
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────
+    def _set_alarm(self, live: LiveRun) -> None:
+        deadline = live.execution.deadline()
+        if deadline == live.alarm_at:
+            return
+        live.silence()
+        if deadline is not None and not live.is_paused:
+            live.alarm_at = deadline
+            live.alarm = self.clock.wake_at(deadline, lambda: self._time_passed(live))
+
+    def _time_passed(self, live: LiveRun) -> None:
+        live.alarm = live.alarm_at = None
+        deadline = live.execution.deadline()
+        if live.is_gone or live.is_leaving or deadline is None:
+            return
+        if deadline > self.clock.now():
+            self._set_alarm(live)
+        else:
+            live.entries.append(Entry(e.TimePassed(), delivers=True, at=None))
+            live.last_at = max(live.last_at, deadline)
+            self._mark(live)
+
+    # ── mail ─────────────────────────────────────────────────────────────────────────────────
+    def take_mail(self, letters: Sequence[Mail]) -> None:
+        """Letters to runs that are in memory enter their histories, in the order in which they were sent."""
+        for letter in letters:
+            live = self.live.get(letter.rid)
+            if live is not None and letter.mail_id > live.mail_seen and not live.is_leaving:
+                if live.is_parked and letter.kind in {"message", "child"}:
+                    continue
+                live.mail_seen = letter.mail_id
+                live.taken.append(letter.mail_id)
+                mail.take(self, live, letter)
+                self._mark(live)
+
+    # ── parking and ending ───────────────────────────────────────────────────────────────────
+    def block_call(self, live: LiveRun, reason: str, hint: str, flight: Flight) -> None:
+        """One call is stuck until a person decides; what else is under way goes on."""
+        ask = flight.ask
+        live.flights.pop(ask.key, None)
+        self.block(live, e.RunBlocked(reason, hint, *ask.key, ask.name, ask.use))
+
+    def block(self, live: LiveRun, event: e.RunBlocked) -> None:
+        """Note that the run, or one call of it, waits for a person."""
+        live.note_blocked(event)
+        live.record(event)
+        live.change = self.parked_change(live)
+        live.then.append(lambda: self.on_standstill(live.rid))
+        self._mark(live)
+
+    def parked_change(self, live: LiveRun) -> Change:
+        """The index row of a run as it stands: running, paused or blocked."""
+        blocked = live.blocked or next(iter(live.blocked_calls.values()), None)
+        if blocked is not None:
+            return Change(status=Status.BLOCKED, reason=blocked.reason, hint=blocked.hint)
+        if live.is_paused:
+            return Change(status=Status.WAITING, reason="paused", hint="")
+        return Change(status=Status.RUNNING, reason="", hint="")
+
+    def _park(self, live: LiveRun, reason: str, hint: str) -> None:
+        """The code cannot go on: wait for what is under way, note it, let go of the run."""
+        live.silence()
+        if live.blocked is None or live.blocked.reason != reason or live.blocked.hint != hint:
+            self.block(live, e.RunBlocked(reason, hint))
+        if not live.flights and not self.sections.is_busy(live):
+            live.change = replace(self.parked_change(live), release=True, wakes=Wakes.CONTROL)
+            self._leave(live)
+
+    def release(self, live: LiveRun) -> None:
+        """Let a run that only waits leave memory."""
+        change = self.parked_change(live)
+        if change.status is Status.RUNNING:
+            change = replace(change, status=Status.WAITING, reason=_waits_for(live))
+        live.change = replace(
+            change, waiting=live.waiting_bytes(), release=True,
+            due_at=None if live.is_parked else live.execution.deadline(),
+            wakes=Wakes.CONTROL if live.is_parked else Wakes.MAIL,
+        )  # fmt: skip
+        live.has_waiting_set = False
+        self._leave(live)
+
+    def may_leave(self, live: LiveRun) -> bool:
+        """Whether nothing is under way that would be lost with the memory."""
+        quiet = not (live.flights or live.under_way or live.has_something_to_write or live.is_leaving or live.then)
+        return quiet and not self.sections.is_busy(live) and (live.is_parked or not live.held)
+
+    def resume(self, live: LiveRun, by: str) -> None:
+        """Go on with a paused run."""
+        live.is_paused = False
+        live.record(e.RunResumed(by))
+        live.change = self.parked_change(live)
+        held, live.held = live.held, []
+        live.execution.commands = held + live.execution.commands
+        live.then.append(self.on_letters)
+
+    def perform_again(self, live: LiveRun, key: tuple[str, int]) -> None:
+        """A person wants a stuck step tried again: its attempts count anew."""
+        ask = live.execution.open.get(key)
+        live.execution.known.attempts.pop(key, None)
+        if isinstance(ask, StepAsk):
+            self._perform(live, ask)
+
+    def load_again(self, live: LiveRun) -> None:
+        """Let go of a run so that it is loaded afresh, with the code as it is now."""
+        live.change = Change(status=Status.QUEUED, reason="", hint="", release=True, due_at=self.clock.now())
+        self._leave(live)
+
+    def _leave(self, live: LiveRun) -> None:
+        live.is_leaving = True
+        live.silence()
+        live.then.append(lambda: self.forget(live))
+        self._mark(live)
+
+    def _end(self, live: LiveRun) -> None:
+        ending = live.execution.ending
+        live.silence()
+        self.performer.drop(live)
+        for command in live.execution.commands:
+            if isinstance(command, Cancelled):
+                self._cancel(live, command.ask)
+        live.execution.commands = []
+        if isinstance(ending, NextChapter):
+            self._next_chapter(live, ending)
+            return
+        self._finish(live, *_final(ending))
+
+    def end_failed(self, live: LiveRun, raw: bytes) -> None:
+        """End a run as failed, by a person's decision."""
+        self._finish(live, Status.FAILED, e.RunFailed, raw)
+
+    def end_by_force(self, live: LiveRun) -> None:
+        """End a run as cancelled without running any of its code."""
+        self._finish(live, Status.CANCELLED, lambda _: e.RunCancelled(forced=True), mail.CANCELLED)
+
+    def _finish(self, live: LiveRun, status: Status, event: Callable[[bytes], e.Event], raw: bytes) -> None:
+        self.performer.drop(live)
+        self.sections.drop(live)
+        output = pack(raw, live.execution.memo)
+        live.record(event(output.digest), output=None if status is Status.CANCELLED else output)
+        live.change = Change(status=status, reason="", hint="", waiting=b"", release=True, ending=mail.ending(status, raw))
+        live.is_leaving = True
+        live.then.append(lambda: self._ended(live))
+        self._mark(live)
+
+    def _ended(self, live: LiveRun) -> None:
+        self.forget(live)
+        self.on_standstill(live.rid)
+        self.on_letters()
+
+    def _next_chapter(self, live: LiveRun, ending: NextChapter) -> None:
+        execution = live.execution
+        chapter = execution.beginning.chapter + 1
+        packed, carried = pack(ending.input, execution.memo), pack(ending.carried, execution.memo)
+        seed = load.next_seed(execution.beginning.seed, chapter)
+        event = e.ChapterStarted(chapter, seed, load.manifest(execution.spec), packed.digest, carried.digest)
+        live.record(event, input=packed, output=carried)
+        live.change = Change(status=Status.RUNNING, chapter_seq=live.length + len(live.entries) - 1)
+        live.then.append(lambda: self._begin_chapter(live, event, ending))
+        live.is_leaving = True
+        self._mark(live)
+
+    def _begin_chapter(self, live: LiveRun, event: e.ChapterStarted, ending: NextChapter) -> None:
+        live.execution.close()
+        live.execution = load.next_execution(live, event, ending, log=log.warning)
+        live.is_leaving = False
+        live.state_written = live.execution.state
+        self._drive(live, live.execution.begin)
+        self.on_letters()
+
+    def forget(self, live: LiveRun) -> None:
+        """Drop a run from memory; what of it was under way is stopped."""
+        if live.is_gone:
+            return
+        live.is_gone = True
+        live.silence()
+        self.live.pop(live.rid, None)
+        self._dirty.pop(live.rid, None)
+        self.performer.drop(live)
+        self.sections.drop(live)
+        self._loop.call_soon(live.execution.close)
+        self.on_gone(live)
+
+    def is_recorded(self, live: LiveRun, then: Callable[[], None]) -> None:
+        """Call `then` once everything reported so far is durable."""
+        live.then.append(then)
+        self._mark(live)
+
+
+def _is_lazy(command: Command) -> bool:
+    return isinstance(command, StepAsk) and command.spec.lazy
+
+
+def _start_of(ask: StepAsk) -> Entry:
+    kept = ask.spec.record_input
+    started = e.StepStarted(*ask.key, ask.name, ask.use, ask.packed.digest if ask.packed else None, ask.view, kept)
+    return Entry(started, ask.packed if kept else None)
+
+
+def _attached(entry: Entry) -> list[Entry]:
+    return [entry._replace(event=msgspec.structs.replace(entry.event, attached=True))]
+
+
+def _refused(entry: Entry, other: RunInfo) -> list[Entry]:
+    started = entry.event
+    if not isinstance(started, e.ChildStarted):
+        return [entry]
+    error = RunConflictError(
+        f"run id {other.run_id!r} belongs to {other.workflow} version {other.version} with another input: give the child "
+        "another id"
+    )
+    raw = dump_exception(error, ())
+    output = pack(raw, Memo())
+    ended = e.ChildEnded(*started.key, started.name, started.use, started.run_id, "failed", output.digest)
+    return [entry, Entry(ended, None, output, raw, True)]
+
+
+def _waits_for(live: LiveRun) -> str:
+    kinds = {ask.kind for ask in live.execution.open.values()}
+    for kind, reason in (("receive", "message"), ("child", "child")):
+        if kind in kinds:
+            return reason
+    return "timer"
+
+
+def _final(ending: Any) -> tuple[Status, Callable[[bytes], e.Event], bytes]:
+    match ending:
+        case Completed(output):
+            return Status.COMPLETED, e.RunCompleted, output
+        case Failed(output):
+            return Status.FAILED, e.RunFailed, output
+        case WasCancelled():
+            return Status.CANCELLED, lambda _: e.RunCancelled(), mail.CANCELLED
+        case _:
+            raise PerdureBug(f"no such ending: {ending!r}")

@@ -1,0 +1,157 @@
+"""The one writer of a process: what all runs want to write in the same moment becomes one transaction.
+
+Writes are collected until the event loop comes round, then committed together: at once on the loop's thread while the
+store is free and commits measure well under the time of a thread switch, else on the writer's own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from perdure.errors import StoreError
+from perdure.store.protocol import Outcome, Store, Write
+
+log = logging.getLogger("perdure")
+
+INLINE_COMMIT_SECONDS_MAX = 0.001
+INLINE_BATCH_SECONDS_MAX = 0.005
+WRITES_PER_COMMIT_MAX = 1_000
+FIRST_RETRY_SECONDS = 0.02
+LONGEST_RETRY_SECONDS = 1.0
+
+Done = Callable[[Outcome | StoreError], None]
+Job = tuple[Write, Done]
+
+
+class Writer:
+    """Commits what is submitted, and what its sources have, in groups."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._jobs: list[Job] = []
+        self._sources: list[Callable[[], Iterable[Job]]] = []
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-writer")
+        self._is_scheduled = False
+        self._is_busy = False
+        self._lone_seconds = 0.0
+        self._seconds_per_write = 0.0
+        self._retry_seconds = FIRST_RETRY_SECONDS
+        self.after_commit: list[Callable[[], None]] = []
+        self.commits = 0
+        self.is_closed = False
+
+    def add_source(self, source: Callable[[], Iterable[Job]]) -> None:
+        """`source` is asked for its writes when a commit begins, so that they are as complete as can be."""
+        self._sources.append(source)
+
+    def submit(self, write: Write) -> asyncio.Future[Outcome]:
+        """Commit one write; the future has its outcome, or a StoreError."""
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+
+        def done(outcome: Outcome | StoreError) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, StoreError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self._jobs.append((write, done))
+        self.schedule()
+        return future
+
+    def schedule(self, delay: float = 0.0) -> None:
+        """Let a commit begin when the loop comes round."""
+        if self._is_scheduled or self._is_busy:
+            return
+        self._is_scheduled = True
+        if delay:
+            self._loop.call_later(delay, self._flush)
+        else:
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_scheduled = False
+        if self._is_busy:
+            return
+        jobs, self._jobs = self._jobs, []
+        for source in self._sources:
+            jobs.extend(source())
+        if not jobs:
+            return
+        if len(jobs) > WRITES_PER_COMMIT_MAX:
+            self._jobs = jobs[WRITES_PER_COMMIT_MAX:]
+            jobs = jobs[:WRITES_PER_COMMIT_MAX]
+        if self._may_be_inline(len(jobs)):
+            self._finish(jobs, self._commit(jobs))
+        else:
+            self._is_busy = True
+            commit = self._loop.run_in_executor(self._thread, self._commit, jobs)
+            commit.add_done_callback(lambda done: self._finish_later(jobs, done))
+
+    def _may_be_inline(self, writes: int) -> bool:
+        return (
+            self._lone_seconds < INLINE_COMMIT_SECONDS_MAX
+            and self._seconds_per_write * writes < INLINE_BATCH_SECONDS_MAX
+            and self._store.is_free()
+        )
+
+    def _commit(self, jobs: list[Job]) -> list[Outcome] | StoreError:
+        began = time.perf_counter()
+        try:
+            outcomes = self._store.commit([write for write, _ in jobs])
+        except StoreError as error:
+            return error
+        took = time.perf_counter() - began
+        self.commits += 1
+        if len(jobs) == 1:
+            self._lone_seconds = 0.8 * self._lone_seconds + 0.2 * took
+        else:
+            self._lone_seconds *= 0.98
+            self._seconds_per_write = 0.8 * self._seconds_per_write + 0.2 * took / len(jobs)
+        return outcomes
+
+    def _finish_later(self, jobs: list[Job], commit: asyncio.Future[list[Outcome] | StoreError]) -> None:
+        self._is_busy = False
+        self._finish(jobs, commit.result())
+
+    def _finish(self, jobs: list[Job], outcomes: list[Outcome] | StoreError) -> None:
+        if isinstance(outcomes, StoreError):
+            self._try_again(jobs, outcomes)
+            return
+        if self._retry_seconds > FIRST_RETRY_SECONDS:
+            log.warning("the store takes writes again")
+            self._retry_seconds = FIRST_RETRY_SECONDS
+        for (_, done), outcome in zip(jobs, outcomes, strict=True):
+            done(outcome)
+        for callback in self.after_commit:
+            callback()
+        if self._jobs:
+            self.schedule()
+
+    def _try_again(self, jobs: list[Job], error: StoreError) -> None:
+        """The outcome is unknown: the same writes go first, under the same ids, until the store takes them.
+
+        Writes that somebody waits for (a start, a message) get the error when the store stays away."""
+        if self._retry_seconds == FIRST_RETRY_SECONDS:
+            log.warning("the store does not take writes, trying on: %s", error)
+        self._retry_seconds = min(self._retry_seconds * 2, LONGEST_RETRY_SECONDS)
+        if self.is_closed:
+            for _, done in jobs:
+                done(error)
+            return
+        self._jobs = jobs + self._jobs
+        self.schedule(self._retry_seconds)
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._jobs or self._is_busy or self._is_scheduled)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._thread.shutdown(wait=True)
