@@ -44,7 +44,7 @@ def number_wire(number: float) -> Any:
     """A float as something that is written the way RFC 8785 wants. Not for NaN, infinity and -0.0."""
     if number.is_integer() and -SAFE_INTEGER_MAX <= number <= SAFE_INTEGER_MAX:
         return int(number)
-    if 1e-4 < abs(number) < 1e15:
+    if 1e-5 <= abs(number) < 1e15:
         return number
     return msgspec.Raw(ecmascript_number(number).encode())
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from perdure.codec.canonical import canonical_bytes
-from perdure.codec.plain import INT, STR, checked_key, escaped, unescaped
+from perdure.codec.plain import FLOAT, INT, PLAIN, STR, checked_key, escaped, float_wires, plain_from_wire, plain_to_wire, unescaped
 from perdure.codec.shape import Shape, Unfit, key_step, not_this, not_wire
 
 ARRAY = frozenset({"array"})
@@ -32,7 +32,7 @@ def _items_to_wire(items: Iterable[Any], shape: Shape, depth: int) -> list[Any]:
 def _items_from_wire(wire: Any, shape: Shape, tagged: bool, words: str) -> list[Any]:
     if type(wire) is not list:
         raise not_wire(wire, words)
-    own, item_from_wire = shape.own, shape.from_wire
+    own, item_from_wire = shape.own_wire, shape.from_wire
     items: list[Any] = []
     try:
         for item in wire:
@@ -45,17 +45,56 @@ def _items_from_wire(wire: Any, shape: Shape, tagged: bool, words: str) -> list[
 def sequence_shape(cls: Callable[[Any], Any], of: type, item: Shape, words: str) -> Shape:
     """list[X], tuple[X, ...]: elements in order. `cls` makes the value from a list."""
 
+    own, item_to_wire = item.own, item.to_wire
+    own_wire, item_from_wire = item.own_wire, item.from_wire
+
     def to_wire(value: Any, depth: int) -> Any:
         if type(value) is not of:
             raise not_this(value, words)
-        return _items_to_wire(value, item, depth + 1)
+        depth += 1
+        try:
+            return [each if type(each) is own else item_to_wire(each, depth) for each in value]
+        except Unfit:
+            return _items_to_wire(value, item, depth)  # once more, to say which
+
+    def floats_to_wire(value: Any, depth: int) -> Any:
+        if type(value) is not of:
+            raise not_this(value, words)
+        try:
+            return float_wires(value)
+        except Unfit:
+            return _items_to_wire(value, item, depth + 1)
 
     def from_wire(wire: Any, tagged: bool) -> Any:
-        items = _items_from_wire(wire, item, tagged, words)
+        if type(wire) is not list:
+            raise not_wire(wire, words)
+        try:
+            items = [each if type(each) is own_wire else item_from_wire(each, tagged) for each in wire]
+        except Unfit:
+            items = _items_from_wire(wire, item, tagged, words)  # once more, to say which
         return items if of is list else cls(items)
 
     native: Any = of[item.native] if of is list and item.native is not None else None  # type: ignore[index]
-    return Shape(words, to_wire, from_wire, frozenset({of}), ARRAY, native=native)
+    write = floats_to_wire if item is FLOAT else to_wire
+    return Shape(words, write, from_wire, frozenset({of}), ARRAY, native=native)
+
+
+def plain_container_shape(of: type, words: str) -> Shape:
+    """dict and list without more: plain JSON, of this one type."""
+
+    def to_wire(value: Any, depth: int) -> Any:
+        if type(value) is not of:
+            raise not_this(value, words)
+        return plain_to_wire(value, depth)
+
+    def from_wire(wire: Any, tagged: bool) -> Any:
+        value = plain_from_wire(wire, tagged)
+        if type(value) is not of:
+            raise not_wire(wire, words)
+        return value
+
+    kinds, native = (OBJECT, dict[str, Any]) if of is dict else (ARRAY, list[Any])
+    return Shape(words, to_wire, from_wire, frozenset({of}), kinds, native=native)
 
 
 def fixed_tuple_shape(items: list[Shape], words: str) -> Shape:
@@ -129,7 +168,7 @@ def deque_shape(item: Shape, words: str) -> Shape:
 def dict_shape(key: Shape, item: Shape, words: str) -> Shape:
     """dict[K, V]: an object if every key is written as a string, else a list of pairs."""
     if key is STR:
-        return _object_shape(item, words)
+        return plain_container_shape(dict, words) if item is PLAIN else _object_shape(item, words)
     if key.kinds == {"string"}:
         to_wire, from_wire = _keyed_object(key, item, words)
         return _dict_of(dict, to_wire, from_wire, OBJECT, words)
@@ -138,7 +177,8 @@ def dict_shape(key: Shape, item: Shape, words: str) -> Shape:
 
 
 def _object_shape(item: Shape, words: str) -> Shape:
-    own, item_to_wire, item_from_wire = item.own, item.to_wire, item.from_wire
+    own, item_to_wire = item.own, item.to_wire
+    own_wire, item_from_wire = item.own_wire, item.from_wire
 
     def to_wire(value: Any, depth: int) -> Any:
         if type(value) is not dict:
@@ -161,7 +201,7 @@ def _object_shape(item: Shape, words: str) -> Shape:
         value: dict[str, Any] = {}
         try:
             for key, each in unescaped(wire).items():
-                value[key] = each if type(each) is own else item_from_wire(each, tagged)
+                value[key] = each if type(each) is own_wire else item_from_wire(each, tagged)
         except Unfit as no:
             raise no.under(key_step(key)) from None
         return value

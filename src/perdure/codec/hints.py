@@ -221,6 +221,11 @@ def _two(compiler: _Compiler, args: tuple[Any, ...]) -> tuple[Shape, Shape]:
     return (compiler.shape(args[0]), compiler.shape(args[1])) if args else (STR, PLAIN)
 
 
+def _list(compiler: _Compiler, args: tuple[Any, ...], words: str) -> Shape:
+    item = _one(compiler, args)
+    return containers.plain_container_shape(list, words) if item is PLAIN else containers.sequence_shape(list, list, item, words)
+
+
 def _tuple(compiler: _Compiler, args: tuple[Any, ...], words: str) -> Shape:
     if not args or args[-1] is Ellipsis:
         return containers.sequence_shape(tuple, tuple, _one(compiler, args), words)
@@ -230,7 +235,7 @@ def _tuple(compiler: _Compiler, args: tuple[Any, ...], words: str) -> Shape:
 
 
 _COLLECTIONS: dict[Any, Callable[[_Compiler, tuple[Any, ...], str], Shape]] = {
-    list: lambda compiler, args, words: containers.sequence_shape(list, list, _one(compiler, args), words),
+    list: _list,
     tuple: _tuple,
     set: lambda compiler, args, words: containers.set_shape(set, _one(compiler, args), words),
     frozenset: lambda compiler, args, words: containers.set_shape(frozenset, _one(compiler, args), words),

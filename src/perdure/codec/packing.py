@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from perdure.codec.digests import DIGEST_SIZE, REFERENCE, SMALL_MAX, assembled, children
 from perdure.errors import HistoryCorruptError
@@ -40,8 +40,7 @@ PROBES_MAX = 64
 """Elements at the end of an unfamiliar array that are tried as the ends of a stored prefix."""
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(NamedTuple):
     """What to store for one text. `blobs` are those that the memo did not know; give it to `memo.committed` once they are stored."""
 
     digest: bytes
@@ -78,8 +77,9 @@ class Growth:
 
     def matching(self, raw: bytes) -> Cut | None:
         """The longest earlier length that `raw` continues."""
+        text = memoryview(self.text)  # slices of it are not copied
         for cut in reversed(self.cuts):
-            if len(raw) > cut.length and raw[cut.length] in b",]" and raw.startswith(self.text[: cut.length]):
+            if len(raw) > cut.length and raw[cut.length] in b",]" and raw.startswith(text[: cut.length]):
                 return cut
         return None
 
@@ -273,17 +273,17 @@ def unpack(digest: bytes, inline: bytes | None, fetch: Callable[[bytes], bytes])
         return inline
     reader = _Reader(fetch)
     pieces: list[bytes] = []
-    pending = [reader.skeleton(digest)]
-    while pending:  # a stack of skeletons still to be copied, the next one last
-        skeleton = pending.pop()
-        at = skeleton.find(REFERENCE)
+    pending = [(reader.skeleton(digest), 0)]
+    while pending:  # a stack of skeletons copied up to a position, the innermost last
+        skeleton, start = pending.pop()
+        at = skeleton.find(REFERENCE, start)
         if at < 0:
-            pieces.append(skeleton)
+            pieces.append(skeleton[start:])
             continue
-        pieces.append(skeleton[:at])
         after = at + 1 + DIGEST_SIZE
-        pending.append(skeleton[after:])
-        pending.append(reader.skeleton(skeleton[at + 1 : after]))
+        pieces.append(skeleton[start:at])
+        pending.append((skeleton, after))
+        pending.append((reader.skeleton(skeleton[at + 1 : after]), 0))
     return b"".join(pieces)
 
 

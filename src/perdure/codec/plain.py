@@ -40,7 +40,7 @@ def is_own_wire(value: Any, depth: int) -> bool:
                 if is_own_wire(item, depth + 1):
                     continue
                 return False
-            if kind is float and (1e-4 < item < 1e15 or -1e15 < item < -1e-4) and not item.is_integer():
+            if kind is float and (1e-5 <= item < 1e15 or -1e15 < item <= -1e-5) and not item.is_integer():
                 continue
             return False
         return len(value) != 1 or not key.startswith("$")
@@ -58,7 +58,7 @@ def is_own_wire(value: Any, depth: int) -> bool:
             if is_own_wire(item, depth + 1):
                 continue
             return False
-        if kind is float and (1e-4 < item < 1e15 or -1e15 < item < -1e-4) and not item.is_integer():
+        if kind is float and (1e-5 <= item < 1e15 or -1e15 < item <= -1e-5) and not item.is_integer():
             continue
         return False
     return True
@@ -194,7 +194,7 @@ def _float_text(value: float) -> str:
 def _float_of(text: Any) -> float:
     try:
         return float(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise Unfit(f"a damaged float tag ({text!r})") from None
 
 
@@ -209,9 +209,19 @@ def _float_to_wire(value: Any, depth: int) -> Any:
     raise not_this(value, "float")
 
 
+def float_wires(values: Any) -> list[Any]:
+    """The wires of many floats: embeddings are thousands of them."""
+    return [
+        value
+        if type(value) is float and (1e-5 <= value < 1e15 or -1e15 < value <= -1e-5) and not value.is_integer()
+        else _float_to_wire(value, 0)
+        for value in values
+    ]
+
+
 def _float_from_wire(wire: Any, tagged: bool) -> Any:
     if type(wire) is int:
-        return float(wire)
+        return _float_of(wire)
     return _scalar_from_wire(wire, (float, int), "float")
 
 
@@ -243,14 +253,18 @@ def _scalar(words: str, of: type, kind: str) -> Shape:
     def from_wire(wire: Any, tagged: bool) -> Any:
         return _scalar_from_wire(wire, (of,), words)
 
-    return Shape(words, to_wire, from_wire, frozenset({of}), frozenset({kind}), own=of, native=of)
+    return Shape(words, to_wire, from_wire, frozenset({of}), frozenset({kind}), own=of, own_wire=of, native=of)
 
 
 NONE = _scalar("None", type(None), "null")
 BOOL = _scalar("bool", bool, "boolean")
 STR = _scalar("str", str, "string")
-INT = Shape("int", _int_to_wire, _int_from_wire, frozenset({int, bool}), frozenset({"number", "boolean"}))
-FLOAT = Shape("float", _float_to_wire, _float_from_wire, frozenset({float, int}), frozenset({"number"}))
+INT = Shape(
+    "int", _int_to_wire, _int_from_wire, frozenset({int, bool}), frozenset({"number", "boolean"}), own_wire=int, native=int | bool
+)
+FLOAT = Shape(
+    "float", _float_to_wire, _float_from_wire, frozenset({float, int}), frozenset({"number"}), own_wire=float, native=float
+)
 PLAIN = Shape(
     "plain JSON", plain_to_wire, plain_from_wire, PLAIN_TYPES,
     frozenset({"null", "boolean", "number", "string", "array", "object"}), native=Any,

@@ -49,8 +49,8 @@ def record_shape(
 ) -> Shape:
     """A class whose instances are their fields. `make` builds one from a dict; `stray` are slots that are no fields."""
     names = frozenset(field.name for field in fields)
-    table = [(field.name, field.shape.own, field.shape.to_wire, field.shape.from_wire) for field in fields]
-    by_name = {field.name: field for field in fields}
+    writers = [(field.name, field.shape.own, field.shape.to_wire) for field in fields]
+    readers = [(field.name, field.shape.own_wire, field.shape.from_wire) for field in fields]
 
     def to_wire(value: Any, depth: int) -> Any:
         if type(value) is not cls:
@@ -59,7 +59,7 @@ def record_shape(
         name = ""
         depth += 1
         try:
-            for name, own, item_to_wire, _ in table:
+            for name, own, item_to_wire in writers:
                 item = getattr(value, name)
                 wire[name] = item if type(item) is own else item_to_wire(item, depth)
         except Unfit as no:
@@ -78,16 +78,13 @@ def record_shape(
         state: dict[str, Any] = {}
         name = ""
         try:
-            for name, own, _, item_from_wire in table:
-                item = wire.get(name, MISSING)
-                if item is MISSING:
-                    item = by_name[name].when_missing()
-                    if item is not MISSING:
-                        state[name] = item
-                else:
-                    state[name] = item if type(item) is own else item_from_wire(item, tagged)
+            for name, own, item_from_wire in readers:
+                item = wire[name]
+                state[name] = item if type(item) is own else item_from_wire(item, tagged)
         except Unfit as no:
             raise no.under(key_step(name)) from None
+        except KeyError:
+            state = _with_gaps_from_wire(wire, fields, tagged)
         return make(state)
 
     return Shape(words, to_wire, from_wire, frozenset({cls}), OBJECT)
@@ -107,6 +104,19 @@ def _with_gaps_to_wire(value: Any, fields: list[Field], depth: int) -> dict[str,
         except Unfit as no:
             raise no.under(key_step(field.name)) from None
     return wire
+
+
+def _with_gaps_from_wire(wire: dict[str, Any], fields: list[Field], tagged: bool) -> dict[str, Any]:
+    """The fields of a record that was written when it had fewer of them."""
+    state: dict[str, Any] = {}
+    for field in fields:
+        try:
+            item = field.shape.from_wire(wire[field.name], tagged) if field.name in wire else field.when_missing()
+        except Unfit as no:
+            raise no.under(key_step(field.name)) from None
+        if item is not MISSING:
+            state[field.name] = item
+    return state
 
 
 def _refuse_strangers(cls: type, attributes: Any, names: frozenset[str]) -> None:
@@ -152,7 +162,7 @@ def _maker(cls: type, has_dict: bool) -> Callable[[dict[str, Any]], Any]:
 
     def make(state: dict[str, Any]) -> Any:
         value = new(cls)
-        value.__dict__.update(state)
+        put(value, "__dict__", state)
         return value
 
     return make if has_dict and not _slots(cls) else make_slotted
@@ -227,8 +237,6 @@ def struct_shape(cls: Any, shape_of: Callable[[str], Shape], words: str) -> Shap
 
 def typed_dict_shape(shapes: dict[str, Shape], words: str) -> Shape:
     """A TypedDict is a dict: whatever keys it has come back; those that are declared by their own hints, others as plain JSON."""
-    table = {name: (shape.own, shape.to_wire, shape.from_wire) for name, shape in shapes.items()}
-    other = (PLAIN.own, PLAIN.to_wire, PLAIN.from_wire)
 
     def to_wire(value: Any, depth: int) -> Any:
         if type(value) is not dict:
@@ -237,8 +245,7 @@ def typed_dict_shape(shapes: dict[str, Shape], words: str) -> Shape:
         key: Any = ""
         try:
             for key, item in value.items():
-                own, item_to_wire, _ = table.get(checked_key(key), other)
-                wire[key] = item if type(item) is own else item_to_wire(item, depth + 1)
+                wire[key] = shapes.get(checked_key(key), PLAIN).to_wire(item, depth + 1)
         except Unfit as no:
             raise no.under(key_step(key)) from None
         return escaped(wire)
@@ -250,8 +257,7 @@ def typed_dict_shape(shapes: dict[str, Shape], words: str) -> Shape:
         key = ""
         try:
             for key, item in unescaped(wire).items():
-                own, _, item_from_wire = table.get(key, other)
-                value[key] = item if type(item) is own else item_from_wire(item, tagged)
+                value[key] = shapes.get(key, PLAIN).from_wire(item, tagged)
         except Unfit as no:
             raise no.under(key_step(key)) from None
         return value

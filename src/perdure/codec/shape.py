@@ -63,7 +63,10 @@ class Shape:
     """The JSON kinds that its wire can have: null, boolean, number, string, array, object."""
 
     own: type = NO_TYPE
-    """A value, or a wire, of exactly this type passes unchanged; callers may skip the call."""
+    """A value of exactly this type is its own wire; callers may skip the call."""
+
+    own_wire: type = NO_TYPE
+    """A wire of exactly this type is its own value; callers may skip the call."""
 
     native: Any = None
     """The msgspec type that reads an untagged wire straight into the value, if there is one."""

@@ -58,7 +58,7 @@ def _optional(other: Shape, words: str) -> Shape:
         return other.from_wire(wire, tagged)
 
     native = None if other.native is None or other.native is Any else other.native | None
-    return Shape(words, to_wire, from_wire, other.types | NONE.types, other.kinds | NONE.kinds, own=other.own, native=native)
+    return Shape(words, to_wire, from_wire, other.types | NONE.types, other.kinds | NONE.kinds, own=other.own, own_wire=other.own_wire, native=native)
 
 
 class _Union:
@@ -83,7 +83,8 @@ class _Union:
     def shape(self) -> Shape:
         types = frozenset(self.writers)
         own = next((shape.own for shape in (STR, BOOL) if shape in self.shapes), NO_TYPE)
-        return Shape(self.words, self.to_wire, self.from_wire, types, frozenset(self.readers), own=own)
+        kinds = frozenset(self.readers)
+        return Shape(self.words, self.to_wire, self.from_wire, types, kinds, own=own, own_wire=own)
 
     def to_wire(self, value: Any, depth: int) -> Any:
         members = self.writers.get(type(value))
