@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from perdure.cli.demo.figures import Kill, Sending, figures, steps_of, table
-from perdure.cli.demo.timeline import WIDTH, draw, lay_out
+from perdure.cli.demo.timeline import WIDTH, Scale, draw, lay_out
 
 PLAN = "Approve up to 500 EUR."
 
@@ -115,6 +115,14 @@ def test_no_text_of_the_timeline_touches_another(pace: float, pause: float, step
     touching = [(a.words, b.words) for a, b in itertools.combinations(picture.texts, 2) if a.touches(b)]
     assert not touching
     assert all(text.x >= 0 and text.x + text.width <= WIDTH and 0 < text.y < picture.height for text in picture.texts)
+    line = Scale(
+        min(each.received_at for each in sendings), max([kill.at, *(each.answered_at or 0 for each in sendings)])
+    ).x(kill.at)
+    assert not [
+        text.words
+        for text in picture.texts
+        if text.x < line < text.x + text.width and 66 < text.y < picture.height - 60
+    ]
     assert all(box.x >= 0 and box.x + box.width <= WIDTH + 2 for box in picture.boxes)
     assert all(box.y + box.height <= picture.height for box in picture.boxes)
 

@@ -200,3 +200,5 @@ def test_a_service_ends_when_the_process_that_started_it_is_killed(tmp_path: Pat
             socket.create_connection(("127.0.0.1", port), timeout=5).close()
         except ConnectionRefusedError:
             break
+        except ConnectionResetError:
+            continue

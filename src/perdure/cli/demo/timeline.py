@@ -112,14 +112,16 @@ def lay_out(steps: Sequence[Step], kill: Kill) -> Picture:
     for pid in sorted({each.pid for _, each in asked}, key=lambda pid: pid != kill.pid):
         mine = [(number, each) for number, each in asked if each.pid == pid]
         boxes += [bar(number, each, scale, kill.at, top) for number, each in mine]
-        labels = step_numbers(mine, kill.in_step, scale, top + BAR + ROW)
+        labels = step_numbers(mine, kill, scale, top + BAR + ROW)
         texts += [Text(MARGIN, top + BAR * 0.7, f"worker {pid}"), *labels]
         top = max([top + BAR, *(label.y for label in labels)]) + ROW
     again = [each.received_at for number, each in asked if number == kill.in_step and each.received_at > kill.at]
     boxes = [*gap(kill.at, min(again, default=kill.at), scale, top), *boxes]
     after = f", step {kill.in_step} again after {min(again) - kill.at:.2f} s" if again else ""
     texts.append(before(scale.x(kill.at) - 8, 66, f"kill -9{after}"))
-    texts += seconds(scale, top + ROW)
+    ticks = [scale.begin + tick for tick in round_times(scale.end - scale.begin)]
+    boxes += [Box(scale.x(tick), top, 1, 5, "#777") for tick in ticks]
+    texts += axis(ticks, scale, top + ROW)
     legend = [Text(LEFT + 24 + 220 * n, top + 3 * ROW, words) for n, words in enumerate(LEGEND.values())]
     boxes += [
         Box(label.x - 18, label.y - 10, 12, 12, COLOURS[kind]) for label, kind in zip(legend, LEGEND, strict=True)
@@ -145,28 +147,33 @@ def gap(killed_at: float, again_at: float, scale: Scale, bottom: float) -> list[
     ]
 
 
-def step_numbers(asked: Sequence[tuple[int, Sending]], killed: int, scale: Scale, y: float) -> list[Text]:
+def step_numbers(asked: Sequence[tuple[int, Sending]], kill: Kill, scale: Scale, y: float) -> list[Text]:
     """Numbers under the first, the last, every tenth and the killed step; one that has no room moves down."""
-    shown = [(n, each) for n, each in asked if n % 10 == 0 or n in {1, killed} or (n, each) == asked[-1]]
+    shown = [(n, each) for n, each in asked if n % 10 == 0 or n in {1, kill.in_step} or (n, each) == asked[-1]]
+    line = scale.x(kill.at)
     labels: list[Text] = []
     for number, each in shown:
-        label = Text(scale.x(each.received_at), y, str(number), COLOURS["lost"] if number == killed else "#222")
+        label = Text(scale.x(each.received_at), y, str(number), COLOURS["lost"] if number == kill.in_step else "#222")
         label = replace(label, x=min(label.x, WIDTH - MARGIN - label.width))
+        if label.x < line + 3 and line - 3 < label.x + label.width:
+            label = replace(label, x=line - 3 - label.width if each.received_at < kill.at else line + 3)
         while any(label.touches(other) for other in labels):
             label = replace(label, y=label.y + ROW)
         labels.append(label)
     return labels
 
 
-def seconds(scale: Scale, y: float) -> list[Text]:
-    """The axis: a handful of round times, the last of them with its unit."""
-    length = max(scale.end - scale.begin, 0.001)
-    pace = next(pace for pace in PACES if length / pace <= TICKS_MAX)
-    ticks = [n * pace for n in range(int(length / pace) + 1)]
-    texts = [Text(scale.x(scale.begin + tick), y, f"{tick:g}", "#777") for tick in ticks]
-    return [replace(text, x=min(text.x, WIDTH - MARGIN - text.width)) for text in texts] + [
-        Text(MARGIN, y, "seconds", "#777")
-    ]
+def round_times(seconds: float) -> list[float]:
+    """A handful of round times from 0 on."""
+    pace = next(pace for pace in PACES if seconds / pace <= TICKS_MAX)
+    return [round(n * pace, 3) for n in range(int(seconds / pace) + 1)]
+
+
+def axis(ticks: Sequence[float], scale: Scale, y: float) -> list[Text]:
+    """What stands under the ticks, each centred as far as the picture allows."""
+    texts = [Text(scale.x(tick), y, f"{tick - scale.begin:.3g}", "#777") for tick in ticks]
+    centred = [replace(text, x=min(text.x - text.width / 2, WIDTH - MARGIN - text.width)) for text in texts]
+    return [Text(MARGIN, y, "seconds", "#777"), *centred]
 
 
 def before(right: float, y: float, words: str) -> Text:
