@@ -99,7 +99,7 @@ async def receive(name: str, type: Any = None, *, within: timedelta | float | No
     UsageError outside a workflow."""
     execution = _execution("receive")
     declared = (execution.spec.receives or {}).get(name)
-    codec = codec_for(type) if type is not None or declared is None else declared
+    codec = declared if type is None and declared is not None else codec_for(Any if type is None else type)
     if within is None:
         return await execution.receive(name, codec)
     async with asyncio.timeout(seconds(within, what="within")):

@@ -121,7 +121,7 @@ class Known(msgspec.Struct):
     patches: dict[str, bool] = {}
     journals: dict[Key, list[e.SectionCall]] = {}
     children: dict[Key, e.ChildStarted] = {}
-    supplied: dict[Key, e.RunUnblocked] = {}
+    cancelled: set[Key] = set()
 
     def note(self, event: e.Event, output: bytes | None = None) -> None:
         """Take one event in. `output` is needed of heartbeats only."""
@@ -141,6 +141,10 @@ class Known(msgspec.Struct):
                 self.recorded.setdefault(event.key, Recorded(event.name, "section", event.input))
             case e.SectionCall():
                 self.journals.setdefault(event.key, []).append(event)
+            case e.CallCancelled():
+                self.cancelled.add(event.key)
+            case e.RunUnblocked(task=str() as task, n=n, choice="retry"):
+                self.attempts.pop((task, n), None)
             case e.Patched():
                 self.patches[event.patch] = event.answer
             case _:
@@ -351,8 +355,14 @@ class Execution:
     def finish_replay(self) -> None:
         """All recorded events are delivered: whatever is recorded must have been asked for again."""
         self.is_replaying = False
+        self.commands = [c for c in self.commands if self._is_still_to_do(c)]
         if self.failure is None and self.ending is None:
             self._check_claims()
+
+    def _is_still_to_do(self, command: Command) -> bool:
+        if isinstance(command, Cancelled):
+            return command.ask.key not in self.known.cancelled
+        return self.open.get(command.key) is command
 
     def _check_claims(self) -> None:
         for (task, n), recorded in self.known.recorded.items():

@@ -256,8 +256,7 @@ class Turns:
 
         def perform() -> None:
             for command in commands:
-                if not isinstance(command, StepAsk) or live.execution.open.get(command.key) is command:
-                    self._perform(live, command)
+                self._perform(live, command)
 
         if live.has_something_to_write:
             live.then.append(perform)
@@ -266,9 +265,11 @@ class Turns:
             perform()
 
     def _perform(self, live: LiveRun, command: Command) -> None:
+        if not isinstance(command, Cancelled) and live.execution.open.get(command.key) is not command:
+            return
         match command:
             case StepAsk():
-                if not command.future.cancelled() and command.key not in live.blocked_calls:
+                if command.key not in live.blocked_calls:
                     self.performer.start(live, command)
             case ChildAsk():
                 self._start_child(live, command)
@@ -278,7 +279,7 @@ class Turns:
                 self._cancel(live, ask)
 
     def _start_child(self, live: LiveRun, ask: ChildAsk) -> None:
-        if ask.key in live.execution.known.children or ask.future.cancelled():
+        if ask.key in live.execution.known.children:
             return
         now = max(self.clock.now(), live.last_at)
         new = load.new_run(
