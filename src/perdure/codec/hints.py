@@ -10,6 +10,7 @@ import collections
 import collections.abc
 import dataclasses
 import enum
+import inspect
 import re
 import sys
 import types
@@ -262,21 +263,20 @@ def _applied(cls: Any, args: tuple[Any, ...]) -> Any:
 
 def resolved_hints(owner: Any) -> dict[str, Any]:
     """The annotations of a class or function, strings evaluated; what cannot be is an Unresolved."""
-    own_name = {owner.__name__: owner} if isinstance(owner, type) else {}
     try:
-        return typing.get_type_hints(owner, localns=own_name or None, include_extras=True)
-    except Exception:
-        return _hints_one_by_one(owner, own_name)
+        return typing.get_type_hints(owner, include_extras=True)
+    except Exception:  # noqa: BLE001 - evaluating annotations runs foreign code; what fails is found below, one by one
+        return _hints_one_by_one(owner)
 
 
-def _hints_one_by_one(owner: Any, local_names: dict[str, Any]) -> dict[str, Any]:
+def _hints_one_by_one(owner: Any) -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for holder in reversed(owner.__mro__) if isinstance(owner, type) else [owner]:
         module = sys.modules.get(getattr(holder, "__module__", ""), None)
         names = getattr(holder, "__globals__", None) or vars(module or types)
-        annotations = holder.__dict__.get("__annotations__", {}) if isinstance(holder, type) else holder.__annotations__
-        for name, hint in annotations.items():
-            hints[name] = _evaluated(hint, names, local_names)
+        inner = {**vars(holder), holder.__name__: holder} if isinstance(holder, type) else {}
+        for name, hint in inspect.get_annotations(holder).items():
+            hints[name] = _evaluated(hint, names, inner)
     return hints
 
 
@@ -284,7 +284,7 @@ def _evaluated(hint: Any, names: Mapping[str, Any], local_names: dict[str, Any])
     holder = types.SimpleNamespace(__annotations__={"it": hint})
     try:
         return typing.get_type_hints(holder, dict(names), local_names, include_extras=True)["it"]
-    except Exception as no:
+    except Exception as no:  # noqa: BLE001 - as above
         return Unresolved(hint if isinstance(hint, str) else repr(hint), str(no))
 
 

@@ -19,7 +19,8 @@ from perdure.codec.plain import PLAIN, checked_key, escaped, unescaped
 from perdure.codec.shape import Shape, Unfit, key_step, not_this, not_wire
 
 OBJECT = frozenset({"object"})
-MISSING: Any = dataclasses.MISSING
+MISSING: Any = object()
+"""No value, no default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,10 @@ def refused_base(cls: type) -> type | None:
     return next((base for base in _STATEFUL_BASES if issubclass(cls, base)), None)
 
 
+def _unless(default: Any, absent: Any) -> Any:
+    return MISSING if default is absent else default
+
+
 def _slots(cls: type) -> list[str]:
     names: list[str] = []
     for base in cls.__mro__:
@@ -171,7 +176,13 @@ def _maker(cls: type, has_dict: bool) -> Callable[[dict[str, Any]], Any]:
 def dataclass_shape(cls: type, shape_of: Callable[[str], Shape], words: str) -> Shape:
     """A dataclass; `shape_of` gives the shape of a field by name."""
     fields = [
-        Field(each.name, shape_of(each.name), each.default, each.default_factory, may_be_unset=not each.init)
+        Field(
+            each.name,
+            shape_of(each.name),
+            _unless(each.default, dataclasses.MISSING),
+            _unless(each.default_factory, dataclasses.MISSING),
+            may_be_unset=not each.init,
+        )
         for each in dataclasses.fields(cls)
     ]
     return _object_shape(cls, fields, words)
@@ -217,8 +228,8 @@ def struct_shape(cls: Any, shape_of: Callable[[str], Shape], words: str) -> Shap
         Field(
             each.name,
             shape_of(each.name),
-            MISSING if each.default is msgspec.NODEFAULT else each.default,
-            MISSING if each.default_factory is msgspec.NODEFAULT else each.default_factory,
+            _unless(each.default, msgspec.NODEFAULT),
+            _unless(each.default_factory, msgspec.NODEFAULT),
         )
         for each in described
     ]

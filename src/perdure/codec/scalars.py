@@ -58,13 +58,18 @@ def _zoned(moment: Any) -> str:
 def _zone_suffix(zone: Any) -> str:
     kind = type(zone)
     if kind is dt.timezone:
-        named = zone.__getinitargs__()[1:]
-        return f"[name={base64.b64encode(named[0].encode()).decode()}]" if named else ""
+        return _offset_suffix(*zone.__getinitargs__())
     if kind is zoneinfo.ZoneInfo:
         return f"[{_zone_key(zone)}]"
     if kind.__module__ == "pydantic_core._pydantic_core":
         return f"[pydantic={_seconds(zone)}]"
     raise Unfit(f"a tzinfo of type {kind.__module__}.{kind.__qualname__}", "Use datetime.timezone or zoneinfo.ZoneInfo")
+
+
+def _offset_suffix(offset: dt.timedelta, name: str | None = None) -> str:
+    """What isoformat() loses of a fixed offset: its name, and (fromisoformat's fault) fractions of a second."""
+    exact = f"[offset={offset // dt.timedelta(microseconds=1)}]" if offset.microseconds else ""
+    return exact if name is None else f"{exact}[name={_base64(name.encode())}]"
 
 
 def _seconds(zone: dt.tzinfo) -> int:
@@ -115,8 +120,10 @@ def _with_suffix(moment: Any, suffix: str) -> Any:
         return moment.replace(fold=1)
     if not equals:
         return moment.replace(tzinfo=_zone_of(suffix))
+    if name == "offset":
+        return moment.replace(tzinfo=dt.timezone(dt.timedelta(microseconds=int(value))))
     if name == "name":
-        return moment.replace(tzinfo=dt.timezone(moment.utcoffset(), base64.b64decode(value).decode()))
+        return moment.replace(tzinfo=dt.timezone(moment.utcoffset(), _unbase64(value).decode()))
     if name == "pydantic":
         return moment.replace(tzinfo=_pydantic_zone(int(value)))
     raise ValueError(f"unknown suffix [{suffix}]")
