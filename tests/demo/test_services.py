@@ -141,7 +141,7 @@ def test_a_real_model_is_asked_through_the_server_and_both_sides_are_written_dow
             self.end_headers()
             self.wfile.write(text)
 
-        def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002
+        def log_message(self, format: str, *args: Any) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Upstream) as upstream:
         serving = threading.Thread(target=upstream.serve_forever)

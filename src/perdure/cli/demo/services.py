@@ -214,7 +214,7 @@ def handler_for(service: Service) -> type[BaseHTTPRequestHandler]:
             except ConnectionError:
                 return True
 
-        def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002
+        def log_message(self, format: str, *arguments: Any) -> None:
             """The records say it all."""
 
     return Handler
