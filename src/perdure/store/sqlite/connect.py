@@ -50,11 +50,11 @@ def configure(connection: sqlite3.Connection, *, busy_seconds: float, is_reader:
         connection.execute("PRAGMA query_only = ON")
 
 
-def translated(error: sqlite3.Error, path: str) -> PerdureError:
+def translated(error: Exception, path: str) -> PerdureError:
     """The error of ours that says what SQLite's means, where it happened and what to do."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None or isinstance(error, sqlite3.IntegrityError | sqlite3.DataError):
-        return PerdureBug(f"{path}: {error}")
+        return PerdureBug(f"{path}: a value that cannot be stored ({type(error).__name__}: {error})")
     primary = code & 0xFF
     if primary in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
         return StoreBusyError(f"{path}: locked by another process for too long; find who holds it, or wait longer")
@@ -66,7 +66,7 @@ def translated(error: sqlite3.Error, path: str) -> PerdureError:
         return StoreFormatError(f"{path}: this file is not a SQLite database; name another")
     if primary == sqlite3.SQLITE_CORRUPT:
         return HistoryCorruptError(f"{path}: the database file is damaged ({error}); restore a backup")
-    return StoreError(f"{path}: {error} ({error.sqlite_errorname})")
+    return StoreError(f"{path}: {error} ({getattr(error, 'sqlite_errorname', '')})")
 
 
 def _is_disk_full(path: str) -> bool:

@@ -1,6 +1,6 @@
-"""Locks between processes: whose turn it is to write, and who is alive.
+"""Locks between processes, and what they prove: who is alive.
 
-Both are flock()s: the kernel drops them when their process dies, however it dies. A child made by fork() shares its
+They are flock()s: the kernel drops them when their process dies, however it dies. A child made by fork() shares its
 parent's locks until it closes its copies, so a store closes them there; exec() closes them by itself.
 """
 
@@ -10,11 +10,10 @@ import contextlib
 import errno
 import hashlib
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-from perdure.errors import StoreBusyError, StoreError, StoreUnsupportedError
+from perdure.errors import StoreError, StoreUnsupportedError
 
 try:
     import fcntl
@@ -22,9 +21,6 @@ except ImportError as error:
     raise StoreUnsupportedError(
         "the SQLite store needs flock(), which this system does not have; run it on Linux or macOS"
     ) from error
-
-_SECOND_TRY = 0.00002
-_LONGEST_PAUSE = 0.001
 
 
 def open_lock_file(path: str) -> int:
@@ -42,47 +38,25 @@ def try_lock(fd: int, operation: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
-def check_locks_hold(path: str, lock: Callable[[int], bool] = try_lock) -> None:
+def lock(fd: int) -> None:
+    fcntl.flock(fd, fcntl.LOCK_EX)
+
+
+def unlock(fd: int) -> None:
+    fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+def check_locks_hold(path: str, take: Callable[[int], bool] = try_lock) -> None:
     """StoreUnsupportedError where one process could not see another's lock."""
     first, second = open_lock_file(path), open_lock_file(path)
     try:
-        if lock(first) and lock(second):
+        if take(first) and take(second):
             raise StoreUnsupportedError(f"{path}: file locks do not hold here; keep the store on a local disk")
     except OSError as error:
         raise StoreUnsupportedError(f"{path}: no file locks here ({error}); keep the store on a local disk") from error
     finally:
         os.close(first)
         os.close(second)
-
-
-class WriterQueue:
-    """Where writers of all processes wait for their turn."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._fd = open_lock_file(path)
-
-    def acquire(self, *, until: float) -> None:
-        """Wait for the turn, at most until that time of the monotonic clock."""
-        pause = _SECOND_TRY
-        while not try_lock(self._fd):
-            if time.monotonic() > until:
-                raise StoreBusyError(f"{self.path}: other writers held it for too long; is one of them stopped?")
-            time.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
-
-    def release(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
-
-    def is_free(self) -> bool:
-        """Whether nobody holds the turn right now."""
-        if not try_lock(self._fd):
-            return False
-        self.release()
-        return True
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 class Liveness:

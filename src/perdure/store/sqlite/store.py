@@ -27,9 +27,10 @@ from perdure.store.protocol import (
 )
 from perdure.store.sqlite import care, workers
 from perdure.store.sqlite.commit import QUERIES, Commit
-from perdure.store.sqlite.locks import Liveness, WriterQueue, check_locks_hold
+from perdure.store.sqlite.locks import Liveness, check_locks_hold
 from perdure.store.sqlite.reading import Readers
 from perdure.store.sqlite.schema import prepare
+from perdure.store.sqlite.turns import Turns
 from perdure.store.sqlite.workers import Known
 from perdure.store.sqlite.writer import Writer
 
@@ -43,13 +44,14 @@ class SqliteStore:
         self._path = os.path.realpath(path)
         self._clock = clock or SystemClock()
         self._pid = os.getpid()
+        self._is_closed = False
         self._open(busy_seconds)
 
     def _open(self, busy_seconds: float) -> None:
-        check_locks_hold(f"{self._path}-lock")
+        check_locks_hold(f"{self._path}-turn")
         self._readers = Readers(self._path, busy_seconds=busy_seconds)
         self._liveness = Liveness(f"{self._path}-workers")
-        self._writer = Writer(self._path, WriterQueue(f"{self._path}-lock"), busy_seconds=busy_seconds)
+        self._writer = Writer(self._path, Turns(self._path), busy_seconds=busy_seconds)
         try:
             with self._writer.turn() as connection:
                 prepare(connection, self._path)
@@ -62,13 +64,15 @@ class SqliteStore:
     def url(self) -> str:
         return f"sqlite:///{self._path}"
 
-    def _check_process(self) -> None:
+    def _check_usable(self) -> None:
         if os.getpid() != self._pid:
             raise ForkedError(f"{self._path}: this handle was opened before fork(); open the store anew in the child")
+        if self._is_closed:
+            raise StoreError(f"{self._path}: this handle is closed; open the store anew")
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
     def commit(self, writes: Sequence[Write]) -> list[Outcome]:
-        self._check_process()
+        self._check_usable()
         for write in writes:
             rules.check_write(write)
         try:
@@ -97,12 +101,12 @@ class SqliteStore:
             return Commit(connection, self._writer.facts, self._clock.now()).apply(writes)
 
     def is_free(self) -> bool:
-        self._check_process()
+        self._check_usable()
         return self._writer.is_free()
 
     # ── workers ──────────────────────────────────────────────────────────────────────────────
     def enter(self, worker: str, *, lease_seconds: float, workflows: Sequence[str]) -> None:
-        self._check_process()
+        self._check_usable()
         now = self._clock.now()
         lease_until = _lease_until(now, lease_seconds)
         row = (worker, socket.gethostname(), self._pid, now, lease_until, json.dumps(list(workflows)))
@@ -115,13 +119,13 @@ class SqliteStore:
             self._writer.facts.forget()
 
     def renew(self, worker: str, *, lease_seconds: float) -> bool:
-        self._check_process()
+        self._check_usable()
         with self._writer.transaction() as connection:
             until = _lease_until(self._clock.now(), lease_seconds)
             return connection.execute(QUERIES["renew_worker"], (until, worker)).rowcount == 1
 
     def leave(self, worker: str) -> None:
-        self._check_process()
+        self._check_usable()
         with self._writer.transaction() as connection:
             connection.execute(QUERIES["leave_runs"], {"worker": worker, "now": self._clock.now()})
             connection.execute(QUERIES["delete_worker"], (worker,))
@@ -134,18 +138,18 @@ class SqliteStore:
         self._liveness.drop(worker)
 
     def workers(self) -> list[WorkerInfo]:
-        self._check_process()
+        self._check_usable()
         return self._readers.workers()
 
     def lost(self, me: str) -> list[tuple[str, bool]]:
-        self._check_process()
+        self._check_usable()
         now = self._clock.now()
         leases = self._readers.all("other_leases", me)
         found = [(worker, self._liveness.is_dead(worker), lease_until < now) for worker, lease_until in leases]
         return [(worker, is_dead) for worker, is_dead, is_late in found if is_dead or is_late]
 
     def take_over(self, dead: str, *, proven: bool, retry_after: Sequence[float]) -> int:
-        self._check_process()
+        self._check_usable()
         with self._writer.transaction() as connection:
             if not workers.has_entered(connection, dead) or (proven and not self._liveness.is_dead(dead)):
                 return 0
@@ -156,7 +160,7 @@ class SqliteStore:
     def claim(
         self, worker: str, *, now: int, limit: int, known: Known, only: frozenset[str] | None = None
     ) -> list[Claim]:
-        self._check_process()
+        self._check_usable()
         with self._readers.snapshot() as connection:
             if not workers.due_runs(connection, now=now, limit=1, known=known, only=only):
                 return []
@@ -174,42 +178,42 @@ class SqliteStore:
             return claims
 
     def next_due(self, *, known: Known) -> int | None:
-        self._check_process()
+        self._check_usable()
         with self._readers.snapshot() as connection:
             return workers.first_due(connection, known)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────
     def changed(self) -> bool:
-        self._check_process()
+        self._check_usable()
         return self._writer.changed()
 
     def find(self, run_id: str) -> RunInfo | None:
-        self._check_process()
+        self._check_usable()
         return self._readers.find(run_id)
 
     def load(self, rid: int, *, from_seq: int | None = None) -> Stored:
-        self._check_process()
+        self._check_usable()
         return self._readers.load(rid, from_seq)
 
     def last_row(self, rid: int) -> Row:
-        self._check_process()
+        self._check_usable()
         return self._readers.last_row(rid)
 
     def blob(self, rid: int, digest: bytes) -> bytes:
-        self._check_process()
+        self._check_usable()
         return self._readers.blob(rid, digest)
 
     def mail(self, rids: Sequence[int] | None = None, *, owner: str | None = None) -> list[Mail]:
-        self._check_process()
+        self._check_usable()
         return self._readers.mail(rids, owner)
 
     def runs(self, which: Filter) -> list[RunInfo]:
-        self._check_process()
+        self._check_usable()
         return self._readers.runs(which)
 
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:
-        self._check_process()
+        self._check_usable()
         pruned = 0
         while pruned < limit and (some := self._prune_some(ended_before, limit - pruned)):
             pruned += some
@@ -228,19 +232,22 @@ class SqliteStore:
             return len(rids)
 
     def heads(self) -> Iterator[tuple[str, int, int, bytes]]:
-        self._check_process()
+        self._check_usable()
         return care.heads(self._readers)
 
     def backup(self, target: str, progress: Callable[[int, int], None] | None = None) -> None:
-        self._check_process()
+        self._check_usable()
         care.backup(self._readers, os.path.realpath(target), progress)
 
     def stats(self) -> Mapping[str, int | str]:
-        self._check_process()
+        self._check_usable()
         return care.counts(self._readers)
 
     def close(self) -> None:
-        self._check_process()
+        """Workers that entered by this handle lose their proof of life. Closing again does nothing."""
+        if self._is_closed or os.getpid() != self._pid:
+            return
+        self._is_closed = True
         self._liveness.close()
         self._readers.close()
         self._writer.close()

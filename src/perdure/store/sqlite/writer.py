@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from perdure.errors import StoreBusyError
 from perdure.store.sqlite.connect import connect, translated
-from perdure.store.sqlite.locks import WriterQueue
+from perdure.store.sqlite.turns import Turns
 
 RUNS_REMEMBERED_MAX = 50_000
 
@@ -40,10 +40,10 @@ class Facts:
 class Writer:
     """A connection with the lock that its users hold while they use it."""
 
-    def __init__(self, path: str, queue: WriterQueue, *, busy_seconds: float) -> None:
+    def __init__(self, path: str, turns: Turns, *, busy_seconds: float) -> None:
         self.path = path
         self.facts = Facts()
-        self._queue = queue
+        self._turns = turns
         self._busy_seconds = busy_seconds
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
@@ -57,13 +57,13 @@ class Writer:
         if not self._lock.acquire(timeout=self._busy_seconds):
             raise StoreBusyError(f"{self.path}: another thread has been writing for too long; is it stopped?")
         try:
-            self._queue.acquire(until=until)
+            self._turns.acquire(until=until)
             try:
                 yield self._connected()
-            except sqlite3.Error as error:
+            except (sqlite3.Error, OverflowError, UnicodeError) as error:
                 raise translated(error, self.path) from error
             finally:
-                self._queue.release()
+                self._turns.release()
         finally:
             self._lock.release()
 
@@ -83,7 +83,7 @@ class Writer:
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = connect(self.path, busy_seconds=self._busy_seconds)
-            self._look_for_news(self._connection)
+            self._version = None
         return self._connection
 
     def _undo(self, connection: sqlite3.Connection) -> None:
@@ -98,9 +98,8 @@ class Writer:
 
     def _look_for_news(self, connection: sqlite3.Connection) -> None:
         (version,) = connection.execute("PRAGMA data_version").fetchone()
-        if version != self._version:
-            self._is_news |= self._version is not None
-            self._version = version
+        if version != self._version:  # or the connection is a new one
+            self._is_news, self._version = True, version
             self.facts.forget()
         elif len(self.facts.standing) > RUNS_REMEMBERED_MAX:
             self.facts.forget()
@@ -109,7 +108,7 @@ class Writer:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            return self._queue.is_free()
+            return self._turns.is_free()
         finally:
             self._lock.release()
 
@@ -126,12 +125,10 @@ class Writer:
         return news
 
     def close(self) -> None:
-        """In the queue: whoever closes last folds the log back into the file."""
-        with self._lock:
-            self._queue.acquire(until=time.monotonic() + self._busy_seconds)
-            try:
-                if self._connection is not None:
-                    self._connection.close()
-                    self._connection = None
-            finally:
-                self._queue.release()
+        """Whoever closes last folds the log back into the file: that is a write too, and waits for its turn."""
+        try:
+            with self.turn() as connection:
+                connection.close()
+        finally:
+            self._connection = None
+            self._turns.close()
