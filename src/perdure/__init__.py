@@ -6,6 +6,7 @@
 The public names are these and no others.
 """
 
+from perdure import sync
 from perdure.api.client import Client, HistoryEvent, Run, RunSummary
 from perdure.api.inside import (
     Child,

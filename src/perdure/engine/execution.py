@@ -119,18 +119,26 @@ class Known(msgspec.Struct):
     recorded: dict[Key, Recorded] = {}
     attempts: dict[Key, Attempts] = {}
     patches: dict[str, bool] = {}
-    journals: dict[Key, list[e.SectionCall]] = {}
+    journals: dict[str, list[tuple[e.Keyed, int, bytes | None]]] = {}
     children: dict[Key, e.ChildStarted] = {}
     cancelled: set[Key] = set()
 
-    def note(self, event: e.Event, output: bytes | None = None) -> None:
-        """Take one event in. `output` is needed of heartbeats only."""
+    def note(self, event: e.Event, at: int, output: bytes | None = None) -> None:
+        """Take one event in. `output` is needed of heartbeats, and of what foreign code did."""
+        if isinstance(event, e.Keyed) and ":" in event.task:
+            self.journals.setdefault(event.section, []).append((event, at, output))
+            if not isinstance(event, e.AttemptFailed | e.Heartbeat | e.ChildStarted):
+                return
+            if isinstance(event, e.ChildStarted):
+                self.children[event.key] = event
+                return
         match event:
             case e.StepCompleted() | e.StepFailed() | e.StepStarted():
                 if event.key not in self.recorded:
                     self.recorded[event.key] = Recorded(event.name, "step", event.view or event.input)
             case e.AttemptFailed():
-                self.recorded.setdefault(event.key, Recorded(event.name, "step", event.view or event.input))
+                if not event.is_in_section:
+                    self.recorded.setdefault(event.key, Recorded(event.name, "step", event.view or event.input))
                 self.attempts[event.key] = _failed_once_more(self.attempts.get(event.key, Attempts()), event)
             case e.Heartbeat():
                 self.attempts[event.key] = self.attempts.get(event.key, Attempts())._replace(details=output)
@@ -139,8 +147,6 @@ class Known(msgspec.Struct):
                 self.children[event.key] = event
             case e.SectionStarted():
                 self.recorded.setdefault(event.key, Recorded(event.name, "section", event.input))
-            case e.SectionCall():
-                self.journals.setdefault(event.key, []).append(event)
             case e.CallCancelled():
                 self.cancelled.add(event.key)
             case e.RunUnblocked(task=str() as task, n=n, choice="retry"):
@@ -188,6 +194,7 @@ class Execution:
         self.holding: set[Key] = set()
         self.cancelled: set[Key] = set()
         self.commands: list[Command] = []
+        self.handed: dict[Key, bytes] = {}
         self.notes: list[e.Event] = []
         self.mailbox: dict[str, deque[bytes]] = {}
         self.receivers: dict[str, deque[ReceiveAsk]] = {}
@@ -238,6 +245,8 @@ class Execution:
                 self._deliver_message(event.name, output or b"null")
             case e.CancelRequested():
                 self._cancel_root(event.reason)
+            case e.SectionReceived():
+                self._hand_to_section(event)
             case _:
                 pass
         self._settle()
@@ -264,6 +273,8 @@ class Execution:
         if ask is not None:
             return ask
         self.holding.discard(event.key)
+        if event.is_in_section:
+            return None
         if event.key not in self.cancelled:
             self.diverge(
                 f"the history has {event.label}, which the code does not ask for here",
@@ -274,6 +285,12 @@ class Execution:
     def _deliver_message(self, name: str, message: bytes) -> None:
         self.mailbox.setdefault(name, deque()).append(message)
         self._wake_receiver(name)
+
+    def _hand_to_section(self, event: e.SectionReceived) -> None:
+        """Foreign code takes a message here, if one is left; else it goes on waiting."""
+        queue = self.mailbox.get(event.message)
+        if queue:
+            self.handed[event.key] = queue.popleft()
 
     def _cancel_root(self, reason: str) -> None:
         if self._root is not None and not self._root.done():
@@ -429,11 +446,6 @@ class Execution:
             )
         else:
             self.fail("deadlocked", "nothing is pending that could wake it: " + where.describe(tasks))
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether all that is open are waits: timers, messages, children. Such a run may leave memory."""
-        return all(ask.kind not in {"step", "section"} for ask in self.open.values())
 
     def waiting_set(self) -> tuple[Waiting, ...]:
         """What a parked run waits for, to be claimed again when it is rebuilt."""

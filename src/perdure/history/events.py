@@ -6,7 +6,8 @@ be erased later and the chain still holds. `input` and `output` are those digest
 
 A call is named by `task` (the path of the task that made it: "0" is the workflow itself, "0.2" its second child task)
 and `n` (the how-many-eth call of that task). `name` and `use` (the n-th use of that name in that task) make it
-readable: `0.2/search#3`. `view` is the digest of what of the arguments counts, where a step declares that; `kept` is
+readable: `0.2/search#3`. Calls of foreign code belong to a lane of their section: `0:3/main` is the main lane of the
+section that is call 3 of task 0; they are no outcomes for the workflow's code. `view` is the digest of what of the arguments counts, where a step declares that; `kept` is
 False where only the digest of the arguments is recorded.
 """
 
@@ -35,6 +36,16 @@ class Keyed(Event, frozen=True, omit_defaults=True, gc=False, tag_field="event")
     @property
     def key(self) -> tuple[str, int]:
         return (self.task, self.n)
+
+    @property
+    def is_in_section(self) -> bool:
+        """Whether foreign code made this call."""
+        return ":" in self.task
+
+    @property
+    def section(self) -> str:
+        """Of a call of foreign code: which section it belongs to (`0:3`)."""
+        return self.task.partition("/")[0]
 
     @property
     def label(self) -> str:
@@ -164,19 +175,17 @@ class SectionStarted(Keyed, frozen=True, omit_defaults=True, gc=False, tag="sect
     input: bytes | None = None
 
 
-class SectionCall(Keyed, frozen=True, omit_defaults=True, gc=False, tag="section.call"):
-    """A call made by foreign code: `lane` (thread or task), `kind`, `what` (its name), digest of the request, n-th."""
+class SectionWait(Keyed, frozen=True, omit_defaults=True, gc=False, tag="section.waits"):
+    """Foreign code waits (for time, or for a message with a limit) until `deadline`."""
 
-    lane: str = ""
-    kind: str = ""
-    what: str = ""
-    request: bytes = b""
-    nth: int = 0
-    failed: bool = False
-    output: bytes = b""
-    input: bytes | None = None
-    attempt: int = 1
-    started_at: int = 0
+    deadline: int = 0
+
+
+class SectionReceived(Keyed, frozen=True, omit_defaults=True, gc=False, tag="section.received"):
+    """Foreign code takes the first message called `message` from the mailbox as it stands here, if there is one."""
+
+    is_outcome: ClassVar[bool] = True
+    message: str = ""
 
 
 class SectionEnded(Keyed, frozen=True, omit_defaults=True, gc=False, tag="section.ended"):
@@ -271,7 +280,8 @@ AnyEvent = (
     | ChildStarted
     | ChildEnded
     | SectionStarted
-    | SectionCall
+    | SectionWait
+    | SectionReceived
     | SectionEnded
     | TimePassed
     | MessageArrived

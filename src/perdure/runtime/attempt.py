@@ -30,3 +30,6 @@ ATTEMPT: ContextVar[Attempt | None] = ContextVar("perdure_attempt", default=None
 
 JOURNAL: ContextVar[Any] = ContextVar("perdure_journal", default=None)
 """Set in the context of hosted foreign code: the journal that answers its calls."""
+
+LANE: ContextVar[str] = ContextVar("perdure_lane", default="main")
+"""Which lane of its section foreign code is in, where an adapter says so."""

@@ -171,7 +171,7 @@ class Host:
         now = self.clock.now()
         patience = round(self.options.evict_after_seconds * MICROSECONDS)
         for live in list(self.turns.live.values()):
-            if not self.turns.may_leave(live) or not (live.is_parked or live.execution.is_idle):
+            if not self.turns.may_leave(live):
                 live.idle_since = None
             elif live.idle_since is None:
                 live.idle_since = now
@@ -181,14 +181,14 @@ class Host:
     def release_idle(self) -> None:
         """Let every run leave memory that only waits."""
         for live in list(self.turns.live.values()):
-            if self.turns.may_leave(live) and (live.is_parked or live.execution.is_idle):
+            if self.turns.may_leave(live):
                 self.turns.release(live)
 
     @property
     def is_quiet(self) -> bool:
         """Whether nothing is under way: what is left only waits."""
         return self.writer.is_idle and not self._kick_is_scheduled and all(
-            self.turns.may_leave(live) and (live.is_parked or live.execution.is_idle) for live in self.turns.live.values()
+            self.turns.may_leave(live) for live in self.turns.live.values()
         )
 
     async def close(self) -> list[str]:

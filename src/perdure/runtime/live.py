@@ -67,6 +67,7 @@ class LiveRun:
         self.lazy = 0
         self.state_written: bytes | None = info.state
         self.is_suspect = False
+        self.has_sections = False
         self.is_paused = False
         self.is_leaving = False
         self.is_gone = False

@@ -127,9 +127,10 @@ class Past:
 
     def known(self) -> Known:
         known = Known()
-        note = known.note
+        note, rows = known.note, self.stored.rows
         for index, event in enumerate(self.events):
-            note(event, self.output(index) if isinstance(event, e.Heartbeat) else None)
+            wants = isinstance(event, e.Heartbeat) or (isinstance(event, e.Keyed) and ":" in event.task)
+            note(event, rows[index].at, self.output(index) if wants else None)
         return known
 
     def is_under(self, spec: WorkflowSpec) -> bool:

@@ -1,24 +1,647 @@
-"""Hosts foreign code: functions that need threads or sockets, their calls answered by a journal."""
+"""Hosts foreign code: functions that insist on threads or sockets of their own. `def` workflows are built on it.
+
+The function runs outside the workflow's loop; every step, child, wait and message in it goes through a `Journal`. After
+a crash the function runs again from its start, and what it asks for is answered from the record. A request is known by
+its lane, its name and the digest of its arguments, the n-th of that kind; lanes are names that an adapter gives, and a
+record of another lane serves where a lane has none of its own (thread pools hand out work as they like).
+
+A request that is new while recorded ones are unused is held as long as some participant (a thread or task that uses the
+journal) is not itself waiting; the record it lacks may still be asked for by that one. Only when all wait and something
+is unused have code and history parted. A function that has only waited for UNWIND_SECONDS is unwound (its thread ends)
+and hosted again when what it waits for is there.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextvars
+import logging
+import sys
+import threading
 from collections.abc import Callable
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perdure.engine.calls import SectionAsk
+from perdure.clock import MICROSECONDS
+from perdure.codec import ValueCodec, arguments_codec_for, codec_for, dump_exception, load_exception, pack
+from perdure.engine.calls import CallFuture, ChildAsk, Key, SectionAsk, StepAsk
+from perdure.errors import EncodeError, PerdureError, UsageError
+from perdure.history import events as e
+from perdure.http.classify import classify
+from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, Attempt
 from perdure.runtime.live import LiveRun
-from perdure.runtime.performer import Performer
+from perdure.runtime.retrying import Again, next_attempt
+from perdure.specs import Retry, StepSpec, WorkflowSpec
+
+if TYPE_CHECKING:
+    from perdure.runtime.turn import Turns
+
+log = logging.getLogger("perdure")
+
+UNWIND_SECONDS = 10.0
+HELD_LOOK_SECONDS = 0.25
+HELD_TASKS_SECONDS = 5.0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WAITING_MODULES = ("threading.py", "queue.py", "_base.py", "selectors.py")
+
+
+class Unwound(BaseException):
+    """Ends hosted code: its section is suspended, cancelled, or lost. Not an Exception: it must not be swallowed."""
+
+
+class Record(NamedTuple):
+    """One recorded call of foreign code. `outcome` is None while only its start, or failed attempts, are known."""
+
+    key: Key
+    lane: str
+    name: str
+    digest: bytes | None
+    outcome: e.Keyed | None
+    at: int
+    raw: bytes | None
+    deadline: int = 0
+
+
+class Request:
+    """What foreign code asks for. `future` is answered on the host loop and waited for wherever the code runs."""
+
+    def __init__(self, lane: str, name: str, digest: bytes | None, perform: Callable[[Request], None]) -> None:
+        self.lane, self.name, self.digest, self.perform = lane, name, digest, perform
+        self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.key: Key = ("", 0)
+        self.record: Record | None = None
+        self.load: Callable[[e.Keyed, bytes | None], Any] = lambda event, raw: None
+        self.who: object = None
+        self.is_wait = False
+        self.deadline: int | None = None
+        self.asked_at = 0.0
+        self.packed: Any = None
+
+
+class Journal:
+    """Answers one section's calls, from the record or by performing them."""
+
+    def __init__(self, sections: Sections, live: LiveRun, ask: SectionAsk) -> None:
+        self._sections = sections
+        self._turns = sections.turns
+        self.live = live
+        self.ask = ask
+        self.section = f"{ask.key[0]}:{ask.key[1]}"
+        self._loop = asyncio.get_running_loop()
+        self.is_closed = False
+        self.is_suspended = False
+        self.history: list[tuple[e.Keyed, int, bytes | None]] = []
+        for event, at, raw in live.execution.known.journals.get(self.section, ()):
+            self._remember(event, at, raw)
+        self.rewind()
+
+    # ── the record ───────────────────────────────────────────────────────────────────────────
+    def rewind(self) -> None:
+        """Begin anew: nothing is asked for, everything recorded is unused."""
+        self.unused = _records_of(self.history)
+        self.by_key: dict[Key, Record] = {}
+        self.counters: dict[str, int] = {}
+        for event, _, _ in self.history:
+            self.counters[event.task] = max(self.counters.get(event.task, 0), event.n + 1)
+        self.requests: dict[Key, Request] = {}
+        self.held: list[Request] = []
+        self.participants: dict[object, int] = {}
+        self.lane_now: dict[str, int] = {}
+        self.lane_randoms: dict[str, int] = {}
+        self.began_at = self.live.execution.now_us
+        self.last_activity = self._loop.time()
+
+    def _remember(self, event: e.Keyed, at: int, raw: bytes | None) -> None:
+        message = self.live.execution.handed.get(event.key) if isinstance(event, e.SectionReceived) else None
+        self.history.append((event, at, raw if message is None else message))
+
+    def _match(self, request: Request) -> Record | None:
+        """The oldest unused record of this request: of its own lane, else of any."""
+        of_any = None
+        for record in self.unused:
+            if record.name == request.name and (record.digest == request.digest):
+                if record.lane == request.lane:
+                    return record
+                of_any = of_any or record
+        return of_any
+
+    # ── requests, on the host loop ───────────────────────────────────────────────────────────
+    def arrive(self, request: Request) -> None:
+        """Take a request in: answer it from the record, hold it, or perform it."""
+        if self.is_closed:
+            request.future.set_exception(Unwound("this section is over"))
+            return
+        self.last_activity = request.asked_at = self._loop.time()
+        self.participants[request.who] = self.participants.get(request.who, 0) + 1
+        record = self._match(request)
+        if record is None and self.unused:
+            self.held.append(request)
+            self._loop.call_later(HELD_LOOK_SECONDS, self._look_at_held)
+        else:
+            self._serve(request, record)
+        if not self.unused:
+            self._release_held()
+
+    def _release_held(self) -> None:
+        held, self.held = self.held, []
+        for request in held:
+            self._serve(request, None)
+
+    def _serve(self, request: Request, record: Record | None) -> None:
+        if record is not None:
+            self.unused.remove(record)
+            request.key, request.record, request.deadline = record.key, record, record.deadline or None
+            if record.outcome is not None:
+                self._answer(request, record.outcome, record.at, record.raw)
+                return
+        else:
+            task = f"{self.section}/{request.lane}"
+            n = self.counters.get(task, 0)
+            self.counters[task] = n + 1
+            request.key = (task, n)
+        self.requests[request.key] = request
+        request.perform(request)
+
+    def _answer(self, request: Request, event: e.Keyed, at: int, raw: bytes | None) -> None:
+        self.requests.pop(request.key, None)
+        self._no_longer_waits(request)
+        self.lane_now[request.lane] = at
+        try:
+            value = request.load(event, raw)
+        except BaseException as error:
+            request.future.set_exception(error)
+        else:
+            request.future.set_result(value)
+
+    def _no_longer_waits(self, request: Request) -> None:
+        self.last_activity = self._loop.time()
+        left = self.participants.get(request.who, 1) - 1
+        self.participants[request.who] = left
+
+    def _look_at_held(self) -> None:
+        """Divergence is only certain when everybody waits and something recorded is unused."""
+        if not self.held or self.is_closed:
+            return
+        if all(self._is_waiting(who) for who in self.participants):
+            wanted, nearest = self.held[0], self.unused[0]
+            self.live.execution.diverge(
+                f"section {self.ask.label}: the history has {nearest.name!r} (lane {nearest.lane}), unused so far",
+                f"the code asks for {wanted.name!r} (lane {wanted.lane}) with other arguments or in another place",
+            )
+            self.close()
+            self._turns.advance(self.live)
+        else:
+            self._loop.call_later(HELD_LOOK_SECONDS, self._look_at_held)
+
+    def _is_waiting(self, who: object) -> bool:
+        if self.participants.get(who, 0) > 0:
+            return True
+        if isinstance(who, int):
+            frame = sys._current_frames().get(who)  # pyright: ignore[reportPrivateUsage]
+            return frame is None or frame.f_code.co_filename.endswith(_WAITING_MODULES)
+        return self._loop.time() - self.last_activity > HELD_TASKS_SECONDS
+
+    def deliver(self, event: e.Keyed, at: int, raw: bytes | None) -> None:
+        """Something of this section is durable."""
+        self._remember(event, at, raw)
+        request = self.requests.get(event.key)
+        if request is None:
+            return
+        if isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
+            self._answer(request, event, at, raw)
+        elif isinstance(event, e.SectionReceived):
+            message = self.live.execution.handed.get(event.key)
+            if message is not None:
+                self._answer(request, event, at, message)
+        elif isinstance(event, e.SectionWait):
+            request.perform(request)
+
+    def close(self) -> None:
+        """The section is over, or lost: whoever still asks is unwound."""
+        self.is_closed = True
+        waiting = [*self.requests.values(), *self.held]
+        self.requests, self.held = {}, []
+        for request in waiting:
+            self._turns.performer.cancel(self.live, request.key)
+            if not request.future.done():
+                request.future.set_exception(Unwound("this section is over"))
+
+    # ── what foreign code calls ──────────────────────────────────────────────────────────────
+    def call_blocking(self, of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A step or workflow is called by a plain call, from a thread."""
+        self._refuse_on_loop(of.name)
+        spec = of.spec
+        request = self._step(spec, args, kwargs) if isinstance(spec, StepSpec) else self._child(spec, args, kwargs)
+        return self.wait(request)
+
+    async def step(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A step is awaited, from whichever loop."""
+        return await self.wait_async(self._step(spec, args, kwargs))
+
+    async def child(self, spec: WorkflowSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A child run is awaited, from whichever loop."""
+        return await self.wait_async(self._child(spec, args, kwargs))
+
+    def wait(self, request: Request) -> Any:
+        """Submit from a thread, and wait there."""
+        request.who = threading.get_ident()
+        self._loop.call_soon_threadsafe(self.arrive, request)
+        return request.future.result()
+
+    async def wait_async(self, request: Request) -> Any:
+        """Submit from a coroutine, and wait there."""
+        request.who = asyncio.current_task() or threading.get_ident()
+        if asyncio.get_running_loop() is self._loop:
+            self._loop.call_soon(self.arrive, request)
+        else:
+            self._loop.call_soon_threadsafe(self.arrive, request)
+        return await asyncio.wrap_future(request.future)
+
+    def _refuse_on_loop(self, name: str) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        raise UsageError(f"{name} was called where an event loop runs: await {name}.call(...) there")
+
+    def _step(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
+        raw = spec.arguments.dumps(args, kwargs)
+        return self._step_request(spec, raw)
+
+    def _step_request(self, spec: StepSpec, raw: bytes) -> Request:
+        packed = pack(raw, self.live.execution.memo)
+
+        def perform(request: Request) -> None:
+            self._turns.performer.start(self.live, self._as_ask(request, spec, raw, packed))
+
+        request = Request(LANE.get(), spec.name, packed.digest, perform)
+        request.packed = packed
+        request.load = _load_with(spec.result, spec.raises)
+        return request
+
+    def _as_ask(self, request: Request, spec: StepSpec, raw: bytes, packed: Any) -> StepAsk:
+        ask = StepAsk(request.key, spec.name, request.key[1] + 1, _unused_future(self.live))
+        ask.spec, ask.input, ask.packed, ask.view = spec, raw, packed, None
+        ask.is_recorded = request.record is not None
+        return ask
+
+    def _child(self, spec: WorkflowSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
+        packed = pack(spec.arguments.dumps(args, kwargs), self.live.execution.memo)
+        raw = spec.arguments.dumps(args, kwargs)
+
+        def perform(request: Request) -> None:
+            ask = ChildAsk(request.key, spec.name, request.key[1] + 1, _unused_future(self.live))
+            ask.spec, ask.input, ask.packed, ask.on_cancel = spec, raw, packed, "wait"
+            ask.run_id = f"{self.live.run_id}/{request.key[0].replace('/', '.')}.{spec.name}.{request.key[1]}"
+            request.is_wait = True
+            self._turns.start_child(self.live, ask)
+
+        request = Request(LANE.get(), spec.name, packed.digest, perform)
+        request.load = _load_with(spec.result, spec.raises)
+        return request
+
+    def sleep(self, length: float) -> Request:
+        """A durable wait."""
+        return self._waiting("sleep", length, lambda request: None)
+
+    def receive(self, name: str, codec: ValueCodec, within: float | None) -> Request:
+        """The next message of this name."""
+        self.live.execution._check_message_name(name)  # pyright: ignore[reportPrivateUsage]
+
+        def perform(request: Request) -> None:
+            request.is_wait = True
+            if within is not None and request.deadline is None:
+                self._record_deadline(request, within)
+                return
+            if self.live.execution.mailbox.get(name):
+                event = e.SectionReceived(*request.key, request.name, request.key[1] + 1, name)
+                self._turns.report(self.live, event, delivers=True)
+            elif request.deadline is not None:
+                self._turns.clock.wake_at(request.deadline, lambda: self._time_out(request))
+
+        request = Request(LANE.get(), f"receive:{name}", None, perform)
+        request.load = lambda event, raw: codec.loads(raw or b"null") if isinstance(event, e.SectionReceived) else _fail(raw)
+        return request
+
+    def _waiting(self, name: str, length: float, load: Callable[[Request], Any]) -> Request:
+        def perform(request: Request) -> None:
+            request.is_wait = True
+            if request.deadline is None:
+                self._record_deadline(request, length)
+                return
+            self._turns.clock.wake_at(request.deadline, lambda: self._wake(request))
+
+        request = Request(LANE.get(), name, None, perform)
+        return request
+
+    def _record_deadline(self, request: Request, length: float) -> None:
+        request.deadline = self._turns.clock.now() + round(length * MICROSECONDS)
+        event = e.SectionWait(*request.key, request.name, request.key[1] + 1, request.deadline)
+        self._turns.report(self.live, event)
+
+    def _wake(self, request: Request) -> None:
+        if self.requests.get(request.key) is request and not request.future.done():
+            self._answer(request, e.SectionWait(*request.key, request.name), request.deadline or 0, None)
+
+    def _time_out(self, request: Request) -> None:
+        if self.requests.get(request.key) is request and not request.future.done():
+            raw = dump_exception(TimeoutError(f"no message {request.name.partition(':')[2]!r} came in time"), ())
+            output = pack(raw, self.live.execution.memo)
+            event = e.StepFailed(*request.key, request.name, request.key[1] + 1, output=output.digest)
+            self._turns.report(self.live, event, raw=raw, output=output, delivers=True)
+
+    def now(self) -> datetime:
+        """The time of the last answer that this lane got: the same when it runs again."""
+        return _EPOCH + timedelta(microseconds=self.lane_now.get(LANE.get(), self.began_at))
+
+    def random_bytes(self) -> bytes:
+        """32 random bytes, the same when the section runs again."""
+        lane = LANE.get()
+        self.lane_randoms[lane] = use = self.lane_randoms.get(lane, 0) + 1
+        seed = self.live.execution.beginning.seed
+        return sha256(f"{seed}:{self.section}:{lane}:{use}".encode()).digest()
+
+    def call(self, name: str, request: Any, perform: Callable[[], Any], *, retry: Retry | None = None, hint: Any = Any) -> Any:
+        """For adapters: record what `perform()` gives for this request (plain JSON), or answer it from the record.
+
+        `perform` runs in the calling thread, as the body of a step: what it calls in turn is not recorded."""
+        raw = codec_for(Any).dumps(request)
+        spec = StepSpec(name=name, function=perform, is_async=False, arguments=_NO_ARGUMENTS, result=codec_for(hint),
+                        retry=retry or Retry())  # fmt: skip
+        inner: list[Request] = []
+        go: concurrent.futures.Future[int] = concurrent.futures.Future()
+
+        def start(wanted: Request) -> None:
+            known = self.live.execution.known.attempts.get(wanted.key)
+            go.set_result(known.failed if known else 0)
+
+        wanted = Request(LANE.get(), name, pack(raw, self.live.execution.memo).digest, start)
+        wanted.packed = pack(raw, self.live.execution.memo)
+        wanted.load = _load_with(spec.result, spec.raises)
+        wanted.who = threading.get_ident()
+        wanted.future.add_done_callback(lambda done: go.done() or go.set_result(-1))
+        inner.append(wanted)
+        self._loop.call_soon_threadsafe(self.arrive, wanted)
+        failed = go.result()
+        if failed >= 0:
+            self._perform_here(wanted, spec, perform, failed)
+        return wanted.future.result()
+
+    def _perform_here(self, wanted: Request, spec: StepSpec, perform: Callable[[], Any], failed: int) -> None:
+        import random
+        import time
+
+        first_at = self._turns.clock.now()
+        while not wanted.future.done():
+            failed += 1
+            started_at = self._turns.clock.now()
+            token = ATTEMPT.set(_attempt_of(self, wanted, spec, failed, started_at))
+            try:
+                raw = spec.result.dumps(perform())
+                kind: Any = e.StepCompleted
+            except EncodeError as error:
+                raw, kind = dump_exception(error, ()), e.StepFailed
+            except Exception as error:
+                now = self._turns.clock.now()
+                decision = next_attempt(
+                    spec.retry, attempt=failed, first_at=first_at, now=now, failure=classify(error, now=now), random=random.random()
+                )
+                raw = dump_exception(error, spec.raises)
+                if isinstance(decision, Again):
+                    more = {"retry_at": decision.at, "first_at": first_at}
+                    self._report_from_thread(wanted, e.AttemptFailed, raw, failed, started_at, more)
+                    time.sleep(max(0.0, (decision.at - now) / MICROSECONDS))
+                    continue
+                kind = e.StepFailed
+            finally:
+                ATTEMPT.reset(token)
+            self._report_from_thread(wanted, kind, raw, failed, started_at, {})
+            return
+
+    def _report_from_thread(
+        self, wanted: Request, kind: Any, raw: bytes, attempt: int, started_at: int, more: dict[str, Any]
+    ) -> None:
+        def report() -> None:
+            if self.is_closed:
+                return
+            output = pack(raw, self.live.execution.memo)
+            kept = wanted.packed if wanted.record is None else None
+            wanted.record = wanted.record or Record(wanted.key, wanted.lane, wanted.name, wanted.digest, None, 0, None)
+            event = kind(
+                *wanted.key, wanted.name, wanted.key[1] + 1, output=output.digest, attempt=attempt, started_at=started_at,
+                input=None if kept is None else kept.digest, **more,
+            )  # fmt: skip
+            self._turns.report(self.live, event, raw=raw, output=output, input=kept, delivers=kind is not e.AttemptFailed)
+
+        self._loop.call_soon_threadsafe(report)
 
 
 class Sections:
-    def __init__(self, performer: Performer, report: Callable[..., None], recorded: Callable[..., None]) -> None:
-        self._performer = performer
+    """All sections that this process hosts."""
 
-    def start(self, live: LiveRun, ask: SectionAsk) -> None: ...
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self._journals: dict[tuple[int, Key], Journal] = {}
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
 
-    def cancel(self, live: LiveRun, key: tuple[str, int]) -> None: ...
+    def start(self, live: LiveRun, ask: SectionAsk) -> None:
+        """Host a section's function, from its start."""
+        live.has_sections = True
+        journal = self._journals[live.rid, ask.key] = Journal(self, live, ask)
+        if not journal.history and ask.key not in live.execution.known.recorded:
+            live.record(e.SectionStarted(*ask.key, ask.name, ask.use))
+        self._host(journal)
 
-    def drop(self, live: LiveRun) -> None: ...
+    def _host(self, journal: Journal) -> None:
+        context = self._context.copy()
+        context.run(JOURNAL.set, journal)
+        if journal.ask.is_async:
+            task = self._loop.create_task(self._run_async(journal), context=context)
+            journal.participants[task] = 0
+        else:
+            name = f"perdure-section-{journal.live.run_id}"
+            thread = threading.Thread(target=context.run, args=(self._run_in_thread, journal), name=name, daemon=True)
+            thread.start()
+            if thread.ident is not None:
+                journal.participants[thread.ident] = 0
+            self._loop.call_later(UNWIND_SECONDS, self._unwind_if_waiting, journal)
+
+    async def _run_async(self, journal: Journal) -> None:
+        ask = journal.ask
+        try:
+            raw, failed = ask.result.dumps(await ask.function(*ask.args, **ask.kwargs)), False
+        except (Unwound, asyncio.CancelledError):
+            return
+        except BaseException as error:
+            raw, failed = dump_exception(error, _raises(journal)), True
+        self._ended(journal, raw, failed)
+
+    def _run_in_thread(self, journal: Journal) -> None:
+        ask = journal.ask
+        try:
+            raw, failed = ask.result.dumps(ask.function(*ask.args, **ask.kwargs)), False
+        except Unwound:
+            self._call_soon(self._unwound, journal)
+            return
+        except BaseException as error:
+            raw, failed = dump_exception(error, _raises(journal)), True
+        self._call_soon(self._ended, journal, raw, failed)
+
+    def _call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _ended(self, journal: Journal, raw: bytes, failed: bool) -> None:
+        live, ask = journal.live, journal.ask
+        if journal.is_closed or live.is_gone:
+            return
+        unused = tuple(f"{r.lane}/{r.name}" for r in journal.unused if r.outcome is not None)
+        journal.close()
+        self._journals.pop((live.rid, ask.key), None)
+        output = pack(raw, live.execution.memo)
+        event = e.SectionEnded(*ask.key, ask.name, ask.use, failed, output.digest, unused)
+        self.turns.report(live, event, raw=raw, output=output, delivers=True)
+
+    # ── long waits ───────────────────────────────────────────────────────────────────────────
+    def _unwind_if_waiting(self, journal: Journal) -> None:
+        """End the thread of a section that has done nothing but wait."""
+        if journal.is_closed or journal.is_suspended:
+            return
+        waits = list(journal.requests.values())
+        now = self._loop.time()
+        if waits and not journal.held and all(r.is_wait and now - r.asked_at >= UNWIND_SECONDS for r in waits) and len(
+            journal.participants
+        ) == 1:
+            journal.is_suspended = True
+            for request in waits:
+                request.future.set_exception(Unwound("waiting: this thread is given back"))
+        else:
+            self._loop.call_later(UNWIND_SECONDS / 4, self._unwind_if_waiting, journal)
+
+    def _unwound(self, journal: Journal) -> None:
+        """The thread has ended; the run may leave memory now, or the section is hosted again when there is news."""
+        if not journal.is_closed and journal.is_suspended:
+            deadline = min((r.deadline for r in journal.requests.values() if r.deadline is not None), default=None)
+            if deadline is not None:
+                self.turns.clock.wake_at(deadline, lambda: self._host_again(journal))
+
+    def _host_again(self, journal: Journal) -> None:
+        live = journal.live
+        if journal.is_suspended and not journal.is_closed and not live.is_gone and not live.is_leaving:
+            journal.is_suspended = False
+            journal.rewind()
+            self._host(journal)
+
+    def deadline(self, live: LiveRun) -> int | None:
+        """When the earliest wait of a suspended section ends."""
+        waits = [
+            r.deadline for j in self._of(live) if j.is_suspended for r in j.requests.values() if r.deadline is not None
+        ]
+        return min(waits, default=None)
+
+    # ── what the turn tells ──────────────────────────────────────────────────────────────────
+    def deliver(self, live: LiveRun, event: e.Event, at: int, raw: bytes | None) -> None:
+        """An event of a run with sections is durable."""
+        if isinstance(event, e.Keyed) and event.is_in_section:
+            for journal in self._of(live):
+                if journal.section == event.section:
+                    journal.deliver(event, at, raw)
+                    if journal.is_suspended:
+                        self._host_again(journal)
+        elif isinstance(event, e.MessageArrived):
+            for journal in self._of(live):
+                self._message_came(journal, event.name)
+
+    def _message_came(self, journal: Journal, name: str) -> None:
+        if journal.is_suspended:
+            self._host_again(journal)
+            return
+        for request in list(journal.requests.values()):
+            if request.name == f"receive:{name}":
+                request.perform(request)
+                return
+
+    def _of(self, live: LiveRun) -> list[Journal]:
+        return [journal for (rid, _), journal in self._journals.items() if rid == live.rid]
+
+    def cancel(self, live: LiveRun, key: Key) -> None:
+        """Nobody waits for this section any more."""
+        journal = self._journals.pop((live.rid, key), None)
+        if journal is not None:
+            journal.close()
+            for who in journal.participants:
+                if isinstance(who, asyncio.Task):
+                    who.cancel()
+
+    def drop(self, live: LiveRun) -> None:
+        """The run leaves this worker."""
+        if live.has_sections:
+            for rid, key in list(self._journals):
+                if rid == live.rid:
+                    self.cancel(live, key)
 
     def is_busy(self, live: LiveRun) -> bool:
-        return False
+        """Whether some section of the run is doing more than wait."""
+        return live.has_sections and any(not journal.is_suspended for journal in self._of(live))
+
+
+def _records_of(history: list[tuple[e.Keyed, int, bytes | None]]) -> list[Record]:
+    """What was recorded, one record a call, in the order of the first event about each."""
+    records: dict[Key, Record] = {}
+    for event, at, raw in history:
+        before = records.get(event.key)
+        digest = getattr(event, "input", None) or (before.digest if before else None)
+        lane = event.task.partition("/")[2]
+        record = before or Record(event.key, lane, event.name, digest, None, at, None)
+        if isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
+            record = record._replace(outcome=event, at=at, raw=raw)
+        elif isinstance(event, e.SectionWait):
+            record = record._replace(deadline=event.deadline)
+        elif isinstance(event, e.SectionReceived) and raw is not None:
+            record = record._replace(outcome=event, at=at, raw=raw)
+        records[event.key] = record._replace(digest=digest)
+    return list(records.values())
+
+
+def _load_with(codec: ValueCodec, raises: tuple[type[BaseException], ...]) -> Callable[[e.Keyed, bytes | None], Any]:
+    def load(event: e.Keyed, raw: bytes | None) -> Any:
+        if isinstance(event, e.StepCompleted) or (isinstance(event, e.ChildEnded) and event.status == "completed"):
+            return codec.loads(raw or b"null")
+        raise load_exception(raw or b"null", raises)
+
+    return load
+
+
+def _fail(raw: bytes | None) -> Any:
+    raise load_exception(raw or b"null", ())
+
+
+def _unused_future(live: LiveRun) -> CallFuture:
+    future = CallFuture(loop=live.execution.loop)
+    future.ordinal = 0
+    future.execution = live.execution
+    return future
+
+
+def _raises(journal: Journal) -> tuple[type[BaseException], ...]:
+    return journal.live.execution.spec.raises
+
+
+def _attempt_of(journal: Journal, wanted: Request, spec: StepSpec, number: int, started_at: int) -> Attempt:
+    live = journal.live
+    return Attempt(
+        live.run_id, live.info.workflow, wanted.name, f"{wanted.key[0]}/{wanted.name}", number, spec.retry.max_attempts,
+        _EPOCH + timedelta(microseconds=started_at), lambda details: None, lambda hint: None, {},
+    )  # fmt: skip
+
+
+def _nothing() -> None:
+    """The signature of a call without arguments."""
+
+
+_NO_ARGUMENTS = arguments_codec_for(_nothing)
+
+__all__ = ["Journal", "PerdureError", "Sections", "Unwound"]

@@ -82,7 +82,7 @@ class Turns:
         self.performer = Performer(
             clock, self.report, self.block_call, steps_max=steps_max, threads_max=threads_max, provided=provided
         )
-        self.sections = Sections(self.performer, self.report, self.is_recorded)
+        self.sections = Sections(self)
         self.live: dict[int, LiveRun] = {}
         self.on_standstill: Callable[[int], None] = lambda _: None
         self.on_gone: Callable[[LiveRun], None] = lambda _: None
@@ -110,14 +110,14 @@ class Turns:
             self._mark(live)
         self._drive(live, replay)
         self.take_mail(self.store.mail([live.rid]))
-        self._advance(live)
+        self.advance(live)
 
     def admit_new(self, info: RunInfo, new: NewRun, input_raw: bytes) -> None:
         """Take a run into memory that this worker has just created."""
         live = load.fresh(info, new, input_raw, self.catalog, log=log.warning)
         self.live[live.rid] = live
         self._drive(live, live.execution.begin)
-        self._advance(live)
+        self.advance(live)
 
     # ── record ───────────────────────────────────────────────────────────────────────────────
     def report(
@@ -147,7 +147,7 @@ class Turns:
     def _deliver_now(self, live: LiveRun, event: e.Event, at: int, raw: bytes | None) -> None:
         if not live.is_gone:
             self._drive(live, live.execution.deliver, event, at, raw)
-            self._advance(live)
+            self.advance(live)
 
     def _mark(self, live: LiveRun) -> None:
         """Have what the run has to write written."""
@@ -186,10 +186,12 @@ class Turns:
         for entry, at in written.entries:
             if entry.delivers:
                 self._drive(live, live.execution.deliver, entry.event, at, entry.raw)
+            if live.has_sections:
+                self.sections.deliver(live, entry.event, at, entry.raw)
         for follow_up in written.then:
             follow_up()
         if not live.is_gone:
-            self._advance(live)
+            self.advance(live)
 
     def _lost(self, live: LiveRun, outcome: Outcome | StoreError) -> None:
         """Another worker owns the run now, or the store went away while we were leaving: nothing of ours counts."""
@@ -214,14 +216,14 @@ class Turns:
         finally:
             self.driving = None
 
-    def _advance(self, live: LiveRun) -> None:
+    def advance(self, live: LiveRun) -> None:
         """Look at what the code asks for, and see to it."""
         execution = live.execution
         if live.is_leaving or live.is_gone:
             return
         if execution.failure is None and execution.ending is None:
             self._perform_all(live)
-            if execution.is_deadlocked and not live.has_something_to_write and live.under_way is None and not live.flights:
+            if execution.is_deadlocked and not live.held and not live.has_something_to_write and live.under_way is None and not live.flights:
                 execution.block_deadlocked()
         if execution.failure is not None:
             self._park(live, execution.failure.reason, execution.failure.hint)
@@ -272,13 +274,13 @@ class Turns:
                 if command.key not in live.blocked_calls:
                     self.performer.start(live, command)
             case ChildAsk():
-                self._start_child(live, command)
+                self.start_child(live, command)
             case SectionAsk():
                 self.sections.start(live, command)
             case Cancelled(ask):
                 self._cancel(live, ask)
 
-    def _start_child(self, live: LiveRun, ask: ChildAsk) -> None:
+    def start_child(self, live: LiveRun, ask: ChildAsk) -> None:
         if ask.key in live.execution.known.children:
             return
         now = max(self.clock.now(), live.last_at)
@@ -335,6 +337,10 @@ class Turns:
         self._mark(live)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────
+    def _deadline(self, live: LiveRun) -> int | None:
+        deadlines = [d for d in (live.execution.deadline(), self.sections.deadline(live)) if d is not None]
+        return min(deadlines, default=None)
+
     def _set_alarm(self, live: LiveRun) -> None:
         deadline = live.execution.deadline()
         if deadline == live.alarm_at:
@@ -409,7 +415,7 @@ class Turns:
             change = replace(change, status=Status.WAITING, reason=_waits_for(live))
         live.change = replace(
             change, waiting=live.waiting_bytes(), release=True,
-            due_at=None if live.is_parked else live.execution.deadline(),
+            due_at=None if live.is_parked else self._deadline(live),
             wakes=Wakes.CONTROL if live.is_parked else Wakes.MAIL,
         )  # fmt: skip
         live.has_waiting_set = False
@@ -515,11 +521,6 @@ class Turns:
         self.sections.drop(live)
         self._loop.call_soon(live.execution.close)
         self.on_gone(live)
-
-    def is_recorded(self, live: LiveRun, then: Callable[[], None]) -> None:
-        """Call `then` once everything reported so far is durable."""
-        live.then.append(then)
-        self._mark(live)
 
 
 def _is_lazy(command: Command) -> bool:
