@@ -13,7 +13,7 @@ False where only the digest of the arguments is recorded.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import msgspec
 
@@ -294,6 +294,8 @@ AnyEvent = (
     | RunUnblocked
 )
 
+KINDS: dict[type[Event], str] = {cls: str(cls.__struct_config__.tag) for cls in get_args(AnyEvent)}
+
 encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder(AnyEvent).decode
 
@@ -304,4 +306,4 @@ def kind(event: Event) -> str:
     >>> kind(TimePassed())
     'time.passed'
     """
-    return str(event.__struct_config__.tag)
+    return KINDS[type(event)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,17 @@ class Attempt:
     last_details: Callable[[Any], Any]
     provided: Mapping[type, Any]
 
+    def attempt(self) -> Attempt:
+        return self
 
-ATTEMPT: ContextVar[Attempt | None] = ContextVar("perdure_attempt", default=None)
+
+class HasAttempt(Protocol):
+    """What runs a body and can tell about it."""
+
+    def attempt(self) -> Attempt: ...
+
+
+ATTEMPT: ContextVar[HasAttempt | None] = ContextVar("perdure_attempt", default=None)
 """Set in the context of a step's body, and nowhere else."""
 
 JOURNAL: ContextVar[Any] = ContextVar("perdure_journal", default=None)

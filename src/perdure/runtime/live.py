@@ -131,23 +131,24 @@ class LiveRun:
         rows: list[Row] = []
         dated: list[tuple[Entry, int]] = []
         blobs: list[Any] = []
+        encode, kinds = e.encode, e.KINDS
         seq, head, at = self.length, self.head, max(now, self.last_at)
         for entry in entries:
-            event, packed_in, packed_out = entry[0], entry[1], entry[2]
-            envelope = e.encode(event)
-            at = max(at, entry.at) if entry.at is not None else at
-            stamp = entry.at if entry.at is not None else at
+            event, packed_in, packed_out, _, _, stamp = entry
+            envelope = encode(event)
+            if stamp is None:
+                stamp = at
+            elif stamp > at:
+                at = stamp
             head = link(head, seq, stamp, envelope)
-            rows.append(
-                Row(
-                    seq, stamp, e.kind(event), envelope,
-                    None if packed_in is None else packed_in.inline, None if packed_out is None else packed_out.inline, head,
-                )  # fmt: skip
-            )
-            if packed_in is not None and packed_in.blobs:
+            inline_in = inline_out = None
+            if packed_in is not None:
+                inline_in = packed_in.inline
                 blobs.extend(packed_in.blobs)
-            if packed_out is not None and packed_out.blobs:
+            if packed_out is not None:
+                inline_out = packed_out.inline
                 blobs.extend(packed_out.blobs)
+            rows.append(Row(seq, stamp, kinds[type(event)], envelope, inline_in, inline_out, head))
             dated.append((entry, stamp))
             seq += 1
         self.next_head, self.next_at = head, at

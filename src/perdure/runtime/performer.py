@@ -36,9 +36,10 @@ _PLAIN = codec_for(Any)
 class Flight:
     """A step under way."""
 
-    __slots__ = ("airborne", "ask", "beat_at", "deadline", "details", "first_at", "is_over", "is_start_recorded", "live", "number", "started_at", "task")  # fmt: skip
+    __slots__ = ("airborne", "ask", "beat_at", "deadline", "details", "first_at", "is_over", "is_start_recorded", "live", "number", "performer", "started_at", "task")  # fmt: skip
 
-    def __init__(self, live: LiveRun, ask: StepAsk, before: Attempts, now: int) -> None:
+    def __init__(self, performer: Performer, live: LiveRun, ask: StepAsk, before: Attempts, now: int) -> None:
+        self.performer = performer
         self.live = live
         self.ask = ask
         self.number = before.failed
@@ -50,6 +51,16 @@ class Flight:
         self.task: asyncio.Future[Any] | None = None
         self.started_at = self.beat_at = self.deadline = now
 
+    def attempt(self) -> Attempt:
+        """What the body can ask about itself."""
+        ask, live, performer, number = self.ask, self.live, self.performer, self.number
+        return Attempt(
+            live.run_id, live.info.workflow, ask.name, ask.label, number, ask.spec.retry.max_attempts,
+            _EPOCH + timedelta(microseconds=self.started_at),
+            lambda details: performer.beat(self, number, details),
+            lambda hint: performer.details(self, hint), performer.provided,
+        )  # fmt: skip
+
     def start_entry(self) -> Entry:
         """The event that says that this step is under way."""
         ask = self.ask
@@ -57,14 +68,6 @@ class Flight:
             *ask.key, ask.name, ask.use, ask.packed.digest if ask.packed else None, ask.view, ask.spec.record_input, self.number
         )
         return Entry(started, ask.packed if ask.spec.record_input else None)
-
-    def input_of_event(self) -> dict[str, Any]:
-        """The fields that carry the arguments in the first event about this step."""
-        ask = self.ask
-        if self.is_start_recorded or ask.packed is None:
-            return {}
-        self.is_start_recorded = True
-        return {"input": ask.packed.digest, "view": ask.view, "kept": ask.spec.record_input}
 
 
 class Performer:
@@ -84,7 +87,7 @@ class Performer:
         self._report = report
         self._block = block
         self._steps_max = steps_max
-        self._provided = provided
+        self.provided = provided
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix="perdure-step")
@@ -98,7 +101,7 @@ class Performer:
         """Perform a step, going on with the attempt after the last recorded one."""
         now = self._clock.now()
         before = live.execution.known.attempts.get(ask.key, _NO_ATTEMPTS) if live.execution.known.attempts else _NO_ATTEMPTS
-        flight = live.flights[ask.key] = Flight(live, ask, before, now)
+        flight = live.flights[ask.key] = Flight(self, live, ask, before, now)
         if before.retry_at > now:
             self._clock.wake_at(before.retry_at, lambda: self._enqueue(flight))
         else:
@@ -143,7 +146,7 @@ class Performer:
         ask = flight.ask
         try:
             args, kwargs = ask.spec.arguments.loads(ask.input)
-            ATTEMPT.set(self._attempt(flight))
+            ATTEMPT.set(flight)
             value = await ask.spec.function(*args, **kwargs)
         except asyncio.CancelledError:
             self._was_cancelled(flight, number)
@@ -159,7 +162,7 @@ class Performer:
         ask = flight.ask
         try:
             args, kwargs = ask.spec.arguments.loads(ask.input)
-            ATTEMPT.set(self._attempt(flight))
+            ATTEMPT.set(flight)
             inside = contextvars.copy_context()
             value = await self._loop.run_in_executor(self._threads, lambda: inside.run(ask.spec.function, *args, **kwargs))
         except asyncio.CancelledError:
@@ -171,16 +174,6 @@ class Performer:
             self._failed(flight, number, error)
         else:
             self._returned(flight, number, value)
-
-    def _attempt(self, flight: Flight) -> Attempt:
-        ask, live = flight.ask, flight.live
-        number = flight.number
-        return Attempt(
-            live.run_id, live.info.workflow, ask.name, ask.label, number, ask.spec.retry.max_attempts,
-            _EPOCH + timedelta(microseconds=flight.started_at),
-            lambda details: self._beat_from_anywhere(flight, number, details),
-            lambda hint: self._details(flight, hint), self._provided,
-        )  # fmt: skip
 
     # ── what comes of an attempt ─────────────────────────────────────────────────────────────
     def _returned(self, flight: Flight, number: int, value: Any) -> None:
@@ -202,12 +195,17 @@ class Performer:
         """Report what came of an attempt; the first event about a step carries its arguments."""
         ask = flight.ask
         output = pack(raw, flight.live.execution.memo)
-        is_first = not flight.is_start_recorded and ask.spec.record_input
+        packed, digest, view, kept = ask.packed, None, None, True
+        if flight.is_start_recorded or packed is None:
+            packed = None
+        else:
+            flight.is_start_recorded = True
+            digest, view, kept = packed.digest, ask.view, ask.spec.record_input
+        task, n = ask.key
         event = kind(
-            *ask.key, ask.name, ask.use, output=output.digest, attempt=flight.number, started_at=flight.started_at,
-            **flight.input_of_event(), **more,
-        )  # fmt: skip
-        packed = ask.packed if is_first else None
+            task, n, ask.name, ask.use, output.digest, digest, view, kept, flight.number, flight.started_at, **more
+        )
+        packed = packed if kept else None
         self._report(flight.live, event, raw=raw, output=output, input=packed, delivers=delivers, is_lazy=is_lazy)
 
     def _failed(self, flight: Flight, number: int, error: BaseException) -> None:
@@ -300,7 +298,7 @@ class Performer:
         if task is not None:
             task.cancel()
 
-    def _beat_from_anywhere(self, flight: Flight, number: int, details: Any) -> None:
+    def beat(self, flight: Flight, number: int, details: Any) -> None:
         raw = _PLAIN.dumps(details)
         try:
             is_here = asyncio.get_running_loop() is self._loop
@@ -325,7 +323,7 @@ class Performer:
         ask = flight.ask
         self._report(flight.live, e.Heartbeat(*ask.key, ask.name, ask.use, packed.digest, number), output=packed)
 
-    def _details(self, flight: Flight, hint: Any) -> Any:
+    def details(self, flight: Flight, hint: Any) -> Any:
         known = flight.live.execution.known.attempts.get(flight.ask.key, _NO_ATTEMPTS)
         return None if known.details is None else codec_for(hint).loads(known.details)
 
@@ -352,10 +350,10 @@ _NO_ATTEMPTS = Attempts()
 
 def current_attempt() -> Attempt:
     """The attempt whose body is running. UsageError elsewhere."""
-    attempt = ATTEMPT.get()
-    if attempt is None:
+    running = ATTEMPT.get()
+    if running is None:
         raise UsageError("this belongs inside the body of a step")
-    return attempt
+    return running.attempt()
 
 
 __all__ = ["ATTEMPT", "JOURNAL", "Flight", "Performer", "current_attempt"]
