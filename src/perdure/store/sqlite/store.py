@@ -26,7 +26,7 @@ from perdure.store.protocol import (
     Write,
 )
 from perdure.store.sqlite import care, workers
-from perdure.store.sqlite.commit import QUERIES, Commit
+from perdure.store.sqlite.commit import QUERIES, Commit, append_alone
 from perdure.store.sqlite.locks import Liveness, check_locks_hold
 from perdure.store.sqlite.reading import Readers
 from perdure.store.sqlite.schema import prepare
@@ -97,8 +97,11 @@ class SqliteStore:
         return outcomes
 
     def _commit(self, writes: Sequence[Write]) -> list[Outcome]:
-        with self._writer.transaction() as connection:
-            return Commit(connection, self._writer.facts, self._clock.now()).apply(writes)
+        with self._writer as connection:
+            facts = self._writer.facts
+            if len(writes) == 1 and (done := append_alone(connection, facts, writes[0])) is not None:
+                return [done]
+            return Commit(connection, facts, self._clock.now()).apply(writes)
 
     def is_free(self) -> bool:
         self._check_usable()
@@ -110,7 +113,7 @@ class SqliteStore:
         now = self._clock.now()
         lease_until = _lease_until(now, lease_seconds)
         row = (worker, socket.gethostname(), self._pid, now, lease_until, json.dumps(list(workflows)))
-        with self._writer.transaction() as connection:
+        with self._writer as connection:
             if workers.has_entered(connection, worker) and not self._liveness.is_dead(worker):
                 raise StoreError(f"worker {worker} has entered already; give each worker a name of its own")
             self._liveness.prove(worker)
@@ -120,13 +123,13 @@ class SqliteStore:
 
     def renew(self, worker: str, *, lease_seconds: float) -> bool:
         self._check_usable()
-        with self._writer.transaction() as connection:
+        with self._writer as connection:
             until = _lease_until(self._clock.now(), lease_seconds)
             return connection.execute(QUERIES["renew_worker"], (until, worker)).rowcount == 1
 
     def leave(self, worker: str) -> None:
         self._check_usable()
-        with self._writer.transaction() as connection:
+        with self._writer as connection:
             connection.execute(QUERIES["leave_runs"], {"worker": worker, "now": self._clock.now()})
             connection.execute(QUERIES["delete_worker"], (worker,))
             self._writer.facts.forget()
@@ -150,7 +153,7 @@ class SqliteStore:
 
     def take_over(self, dead: str, *, proven: bool, retry_after: Sequence[float]) -> int:
         self._check_usable()
-        with self._writer.transaction() as connection:
+        with self._writer as connection:
             if not workers.has_entered(connection, dead) or (proven and not self._liveness.is_dead(dead)):
                 return 0
             freed = workers.bury(connection, dead, proven=proven, retry_after=retry_after, now=self._clock.now())
@@ -164,7 +167,7 @@ class SqliteStore:
         with self._readers.snapshot() as connection:
             if not workers.due_runs(connection, now=now, limit=1, known=known, only=only):
                 return []
-        with self._writer.transaction() as connection:
+        with self._writer as connection:
             if not workers.has_entered(connection, worker):
                 return []
             due = workers.due_runs(connection, now=now, limit=limit, known=known, only=only)
@@ -222,7 +225,7 @@ class SqliteStore:
     def _prune_some(self, ended_before: int, limit: int) -> int:
         """As many as fit into a short transaction, at least one."""
         stop = time.monotonic() + PRUNE_SECONDS
-        with self._writer.transaction() as connection:
+        with self._writer as connection:
             values = {"ended_before": ended_before, "limit": min(limit, 100)}
             rids = [rid for (rid,) in connection.execute(QUERIES["prunable"], values)]
             for done, rid in enumerate(rids, 1):

@@ -50,35 +50,70 @@ class Writer:
         self._version: int | None = None
         self._is_news = False
 
+    def __enter__(self) -> sqlite3.Connection:
+        """Begin a transaction: `with writer as connection`. It is committed at the end, or undone altogether.
+
+        SQLite's errors come out as ours. Written without generators: a lone append passes here at each step of a run.
+        """
+        self._take_turn()
+        try:
+            connection = self._connected()
+            connection.execute("BEGIN IMMEDIATE")
+            self._look_for_news(connection)
+            return connection
+        except BaseException as error:
+            self._undo()
+            self._end_turn()
+            self._raise_ours(error)
+            raise
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        try:
+            if error is None:
+                self._commit()
+            else:
+                self._undo()
+        finally:
+            self._end_turn()
+        if error is not None:
+            self._raise_ours(error)
+
+    def _commit(self) -> None:
+        try:
+            self._connected().execute("COMMIT")
+        except BaseException as error:
+            self._undo()
+            self._raise_ours(error)
+            raise
+
     @contextlib.contextmanager
     def turn(self) -> Iterator[sqlite3.Connection]:
-        """The connection, alone among all threads and processes, outside a transaction. Errors come out as ours."""
+        """The connection, alone among all threads and processes, outside a transaction."""
+        self._take_turn()
+        try:
+            yield self._connected()
+        except sqlite3.Error as error:
+            raise translated(error, self.path) from error
+        finally:
+            self._end_turn()
+
+    def _take_turn(self) -> None:
         until = time.monotonic() + self._busy_seconds
         if not self._lock.acquire(timeout=self._busy_seconds):
             raise StoreBusyError(f"{self.path}: another thread has been writing for too long; is it stopped?")
         try:
             self._turns.acquire(until=until)
-            try:
-                yield self._connected()
-            except (sqlite3.Error, OverflowError, UnicodeError) as error:
-                raise translated(error, self.path) from error
-            finally:
-                self._turns.release()
-        finally:
+        except BaseException:
             self._lock.release()
+            raise
 
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Begin, and commit at the end or undo everything."""
-        with self.turn() as connection:
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-                self._look_for_news(connection)
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                self._undo(connection)
-                raise
+    def _end_turn(self) -> None:
+        self._turns.release()
+        self._lock.release()
+
+    def _raise_ours(self, error: BaseException) -> None:
+        if isinstance(error, sqlite3.Error | OverflowError | UnicodeError):
+            raise translated(error, self.path) from error
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -86,15 +121,20 @@ class Writer:
             self._version = None
         return self._connection
 
-    def _undo(self, connection: sqlite3.Connection) -> None:
+    def _undo(self) -> None:
         """Roll back; a connection that cannot even do that is replaced by the next transaction."""
         self.facts.forget()
+        connection = self._connection
         try:
-            if connection.in_transaction:
+            if connection is not None and connection.in_transaction:
                 connection.execute("ROLLBACK")
         except sqlite3.Error:
+            self._drop_connection()
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
             self._connection = None
-            connection.close()
 
     def _look_for_news(self, connection: sqlite3.Connection) -> None:
         (version,) = connection.execute("PRAGMA data_version").fetchone()
@@ -127,8 +167,7 @@ class Writer:
     def close(self) -> None:
         """Whoever closes last folds the log back into the file: that is a write too, and waits for its turn."""
         try:
-            with self.turn() as connection:
-                connection.close()
+            with self.turn():
+                self._drop_connection()
         finally:
-            self._connection = None
             self._turns.close()

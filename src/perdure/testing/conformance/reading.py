@@ -156,7 +156,7 @@ class ReadPromises(StoreCase):
                     assert self.done(append(rid, length)).length == length + 1
                     assert self.store.load(rid).length == length + 1
                     self.store.changed()
-            except BaseException as error:  # noqa: BLE001  raised again by the test itself
+            except BaseException as error:
                 failures.append(error)
 
         run_threads([threading.Thread(target=hammer, args=(rid,)) for rid in rids])
