@@ -33,7 +33,7 @@ SHUTDOWN_SECONDS_MAX = 1.5
 
 @dataclass(frozen=True)
 class Options:
-    """How a worker behaves. Seconds are real time."""
+    """How a worker behaves. Seconds are real time. `lease` and `stopwatch` are the machine's; a simulation has its own."""
 
     lease_seconds: float = 10.0
     evict_after_seconds: float = 1.0
@@ -45,6 +45,8 @@ class Options:
     provided: Mapping[type, Any] = field(default_factory=dict[type, Any])
     compare_all_inputs: bool = False
     guard: bool = False
+    lease: Callable[..., Lease] = Lease
+    stopwatch: Callable[[], float] = time.perf_counter
 
 
 def catalog_of(workflows: Mapping[tuple[str, int], WorkflowSpec]) -> dict[tuple[str, int], WorkflowSpec]:
@@ -76,14 +78,14 @@ class Host:
         exact.install()
         names = sorted(f"{name}/{version}" for name, version in self.known)
         store.enter(self.worker, lease_seconds=options.lease_seconds, workflows=names)
-        self.writer = Writer(store)
+        self.writer = Writer(store, stopwatch=options.stopwatch)
         self.turns = Turns(
             self.worker, store, clock, self.writer, self.catalog, steps_max=options.steps_max,
             threads_max=options.threads_max, provided=options.provided, compare_all_inputs=options.compare_all_inputs,
             guard=_guard() if options.guard else None,
         )  # fmt: skip
         self.turns.on_letters = self.kick
-        self.lease = Lease(
+        self.lease = options.lease(
             self.worker, store, options.lease_seconds, driving=lambda: self.turns.driving,
             on_lost=lambda: self._loop.call_soon_threadsafe(self._lost_everything), now=clock.now,
         )  # fmt: skip
@@ -137,7 +139,7 @@ class Host:
     def _poll(self) -> None:
         if self._is_closed:
             return
-        self.lease.loop_seen = time.monotonic()
+        self.lease.saw_loop()
         self._guarded(self._poll_store)
         self._evict_idle()
         self._poll_handle = self._loop.call_later(POLL_SECONDS, self._poll)
@@ -196,9 +198,9 @@ class Host:
         free for others. Returns the ids of the runs that are not finished."""
         self.turns.is_stopping = True
         unfinished = sorted(live.run_id for live in self.turns.live.values() if not live.is_leaving)
-        until = time.monotonic() + SHUTDOWN_SECONDS_MAX
+        until = self._loop.time() + SHUTDOWN_SECONDS_MAX
         self.release_idle()
-        while not self.writer.is_idle and time.monotonic() < until:
+        while not self.writer.is_idle and self._loop.time() < until:
             await asyncio.sleep(0.001)
         self._is_closed = True
         for handle in (self._poll_handle, self._alarm):

@@ -38,6 +38,7 @@ class Lease:
         driving: Callable[[], tuple[LiveRun, float] | None],
         on_lost: Callable[[], None],
         now: Callable[[], int],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worker = worker
         self._store = store
@@ -45,11 +46,17 @@ class Lease:
         self._driving = driving
         self._on_lost = on_lost
         self._now = now
-        self._stop = threading.Event()
+        self._monotonic = monotonic
         self._logged: float | None = None
-        self.loop_seen = time.monotonic()
-        self.valid_until = time.monotonic() + lease_seconds
+        self.pause_seconds = min(1.0, lease_seconds / 3)
+        self.loop_seen = self._renewed = monotonic()
+        self.valid_until = monotonic() + lease_seconds
         self._loop_thread = threading.get_ident()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Have `tick` called every `pause_seconds`, until it says no or `close` is called."""
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="perdure-lease", daemon=True)
         self._thread.start()
 
@@ -58,14 +65,24 @@ class Lease:
         self._thread.join(timeout=2)
 
     def _keep(self) -> None:
-        renewed = time.monotonic()
-        while not self._stop.wait(min(1.0, self._seconds / 3)):
-            self._watch_turn()
-            if time.monotonic() - self.loop_seen > LOOP_BLOCKED_SECONDS_MAX and self._give_up():
+        while not self._stop.wait(self.pause_seconds):
+            if not self.tick():
                 return
-            if time.monotonic() - renewed >= self._seconds / 3:
-                renewed = time.monotonic()
-                self._renew(renewed)
+
+    def tick(self) -> bool:
+        """Look at the turn and at the loop, renew if it is time. False: the lease is let go."""
+        self._watch_turn()
+        now = self._monotonic()
+        if now - self.loop_seen > LOOP_BLOCKED_SECONDS_MAX and self._give_up():
+            return False
+        if now - self._renewed >= self._seconds / 3:
+            self._renewed = now
+            self._renew(now)
+        return True
+
+    def saw_loop(self) -> None:
+        """The loop that turns are driven on comes round."""
+        self.loop_seen = self._monotonic()
 
     def _renew(self, asked_at: float) -> None:
         """The lease counts from before the request, by our own clock."""
@@ -79,7 +96,7 @@ class Lease:
 
     def _watch_turn(self) -> None:
         driving = self._driving()
-        if driving is None or driving[1] == self._logged or time.monotonic() - driving[1] < TURN_LOGGED_SECONDS:
+        if driving is None or driving[1] == self._logged or self._monotonic() - driving[1] < TURN_LOGGED_SECONDS:
             return
         self._logged = driving[1]
         frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
@@ -90,7 +107,7 @@ class Lease:
         """Park the run that hangs in its turn, so that no other worker hangs on it too; then let the lease go."""
         driving = self._driving()
         if driving is None:
-            self.loop_seen = time.monotonic()
+            self.saw_loop()
             return False
         live = driving[0]
         hint = f"its turn did not come back within {LOOP_BLOCKED_SECONDS_MAX:g} s: the workflow's code blocks or spins"

@@ -30,8 +30,9 @@ Job = tuple[Write, Done]
 class Writer:
     """Commits what is submitted, and what its sources have, in groups."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, stopwatch: Callable[[], float] = time.perf_counter) -> None:
         self._store = store
+        self._stopwatch = stopwatch
         self._jobs: list[Job] = []
         self._sources: list[Callable[[], Iterable[Job]]] = []
         self._loop = asyncio.get_running_loop()
@@ -102,12 +103,12 @@ class Writer:
         )
 
     def _commit(self, jobs: list[Job]) -> list[Outcome] | StoreError:
-        began = time.perf_counter()
+        began = self._stopwatch()
         try:
             outcomes = self._store.commit([write for write, _ in jobs])
         except StoreError as error:
             return error
-        took = time.perf_counter() - began
+        took = self._stopwatch() - began
         self.commits += 1
         if len(jobs) == 1:
             self._lone_seconds = 0.8 * self._lone_seconds + 0.2 * took
