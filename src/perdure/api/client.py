@@ -30,6 +30,7 @@ from perdure.errors import (
 )
 from perdure.history import events as e
 from perdure.runtime import load, mail
+from perdure.runtime.turn import Standstill
 from perdure.specs import WorkflowSpec, seconds
 from perdure.store.protocol import (
     Done,
@@ -136,20 +137,34 @@ class Run(Generic[R]):
         cancelled. TimeoutError when it takes longer than `timeout`; the run goes on.
         """
         limit = None if timeout is None else seconds(timeout, what="timeout")
+        if limit is None:
+            return self._outcome(await self._standstill(wait_blocked))
         async with asyncio.timeout(limit):
-            info = await self._client._endings.wait(self._find, wait_blocked=wait_blocked)
-        if info.status is Status.BLOCKED:
-            raise RunBlockedError(self.id, info.reason or "", info.hint or "")
-        return await self._client._read(lambda: self._outcome(info))
+            how = await self._standstill(wait_blocked)
+        return self._outcome(how)
 
-    def _outcome(self, info: RunInfo) -> R:
-        if info.status is Status.CANCELLED:
+    async def _standstill(self, wait_blocked: bool) -> Standstill:
+        client, rid = self._client, self._info.rid
+        return await client._endings.wait(rid, self.id, self._look, wait_blocked=wait_blocked, is_here=client._holds(rid))
+
+    def _look(self) -> Standstill | None:
+        """How the run stands, if it stands still."""
+        info, store = self._find(), self._client._store
+        if info.status is Status.BLOCKED:
+            return Standstill(info.status, info.reason or "", info.hint or "")
+        if not info.status.is_final:
+            return None
+        raw = None if info.status is Status.CANCELLED else _payload(store, info.rid, store.last_row(info.rid), "output")
+        return Standstill(info.status, raw=raw)
+
+    def _outcome(self, how: Standstill) -> R:
+        if how.status is Status.BLOCKED:
+            raise RunBlockedError(self.id, how.reason, how.hint)
+        if how.status is Status.CANCELLED:
             raise RunCancelledError(f"run {self.id} was cancelled")
-        row = self._client._store.last_row(info.rid)
-        raw = _payload(self._client._store, info.rid, row, "output")
-        if info.status is Status.FAILED:
-            raise load_exception(raw or b"null", self._raises)
-        return cast(R, self._codec.loads(raw or b"null"))
+        if how.status is Status.FAILED:
+            raise load_exception(how.raw or b"null", self._raises)
+        return cast(R, self._codec.loads(how.raw or b"null"))
 
     async def send(self, name: str, value: Any = None) -> None:
         """Send the run a message; it is kept until the run receives it.
@@ -347,6 +362,10 @@ class Client:
 
     def _started(self, info: RunInfo, new: NewRun, raw: bytes) -> None:
         """A run was created; a Runtime takes it up at once."""
+
+    def _holds(self, rid: int) -> bool:
+        """Whether this process executes the run."""
+        return False
 
     def _mailed(self) -> None:
         """A letter was written; a Runtime looks for it at once."""

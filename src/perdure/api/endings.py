@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import Callable
 
 from perdure.errors import StoreError
-from perdure.store.protocol import RunInfo, Status, Store
+from perdure.runtime.turn import Standstill
+from perdure.store.protocol import Status, Store
 
 POLL_SECONDS = 0.04
 POLLS_BETWEEN_FULL_LOOKS = 25
@@ -18,31 +19,36 @@ class Endings:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._awaited: dict[int, tuple[str, list[asyncio.Future[None]]]] = {}
+        self.changed: Callable[[], bool] = store.changed
+        """Whether anybody committed since the last call. A store tells each piece of news once, so one alone may ask it."""
+        self._awaited: dict[int, tuple[str, list[asyncio.Future[Standstill | None]]]] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def notify(self, rid: int) -> None:
-        """The run ended or was parked, in this process."""
+    def notify(self, rid: int, how: Standstill | None = None) -> None:
+        """The run ended or was parked. `how` is known if that happened in this process."""
         _, futures = self._awaited.pop(rid, ("", []))
         for future in futures:
             if not future.done():
-                future.set_result(None)
+                future.set_result(how)
 
-    async def wait(self, find: Callable[[], RunInfo], *, wait_blocked: bool) -> RunInfo:
-        """The run's index row once it has ended (or is blocked, unless `wait_blocked`)."""
-        info = find()
-        while not _stands_still(info, wait_blocked=wait_blocked):
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            _, futures = self._awaited.setdefault(info.rid, (info.run_id, []))
+    async def wait(
+        self, rid: int, run_id: str, look: Callable[[], Standstill | None], *, wait_blocked: bool, is_here: bool
+    ) -> Standstill:
+        """How the run came to a stop: it ended, or is blocked (unless `wait_blocked`). `is_here`: this process executes
+        it, so that there is no need to look before waiting."""
+        how = None if is_here else look()
+        while how is None or (how.status is Status.BLOCKED and wait_blocked):
+            future: asyncio.Future[Standstill | None] = asyncio.get_running_loop().create_future()
+            _, futures = self._awaited.setdefault(rid, (run_id, []))
             futures.append(future)
             self._look_around()
             try:
-                await future
+                how = await future
             finally:
                 if future in futures:
                     futures.remove(future)
-            info = find()
-        return info
+            how = how or look()
+        return how
 
     def _look_around(self) -> None:
         if self._task is None or self._task.done():
@@ -54,19 +60,15 @@ class Endings:
             polls += 1
             await asyncio.sleep(POLL_SECONDS)
             with contextlib.suppress(StoreError):
-                if self._store.changed() or polls % POLLS_BETWEEN_FULL_LOOKS == 0:
+                if self.changed() or polls % POLLS_BETWEEN_FULL_LOOKS == 0:
                     self._look()
 
     def _look(self) -> None:
         for rid, (run_id, _) in list(self._awaited.items()):
             info = self._store.find(run_id)
-            if info is None or info.rid != rid or _stands_still(info, wait_blocked=False):
+            if info is None or info.rid != rid or info.status.is_final or info.status is Status.BLOCKED:
                 self.notify(rid)
 
     def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
-
-
-def _stands_still(info: RunInfo, *, wait_blocked: bool) -> bool:
-    return info.status.is_final or (info.status is Status.BLOCKED and not wait_blocked)

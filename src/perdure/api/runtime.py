@@ -73,6 +73,7 @@ class Runtime(Client):
             await super().__aexit__()
             raise
         self._host_open.turns.on_standstill = self._endings.notify
+        self._endings.changed = self._host_open.pass_news_on
         self._host_open.kick()
         return self
 
@@ -131,6 +132,9 @@ class Runtime(Client):
             self._host.own.add(info.run_id)
             self._host.kick()
         return await super()._attach(info, new, spec)
+
+    def _holds(self, rid: int) -> bool:
+        return rid in self._host.turns.live
 
     def _mailed(self) -> None:
         self._host.kick()

@@ -164,6 +164,12 @@ def _failed_once_more(before: Attempts, event: e.AttemptFailed) -> Attempts:
 class Execution:
     """A run's code, its loop, and everything it has asked for and not got yet."""
 
+    __slots__ = (
+        "_loose_randoms", "_root", "beginning", "cancelled", "commands", "compare_all_inputs", "ending", "expected", "failure",
+        "handed", "holding", "is_closing", "is_replaying", "is_unwinding", "known", "log", "loop", "mailbox", "memo", "notes",
+        "now_us", "open", "receivers", "run_id", "same_manifest", "spec", "state",
+    )  # fmt: skip
+
     def __init__(
         self,
         spec: WorkflowSpec,
@@ -484,9 +490,10 @@ class Execution:
         is_large = len(raw) > INPUT_COMPARED_ON_REPLAY_BYTES_MAX
         if recorded.digest is None or (is_large and self.same_manifest and not self.compare_all_inputs):
             return True
-        ask.packed = pack(raw, self.memo)
-        self.memo.committed(ask.packed)
-        if (ask.view or ask.packed.digest) == recorded.digest:
+        packed = ask.packed = pack(raw, self.memo)
+        if packed.blobs:
+            self.memo.committed(packed)
+        if (ask.view or packed.digest) == recorded.digest:
             return True
         if not self.same_manifest and spec.on_input_drift is Drift.ACCEPT:
             return True
@@ -730,6 +737,7 @@ class Execution:
                 self.log(f"run {self.run_id}: {len(left)} task(s) would not end when it left memory: {where.describe(left)}")
                 _keep(left)
             self.loop.close()
+            self._root = None
 
     def _unwind(self) -> Sequence[LoopTask]:
         try:

@@ -9,13 +9,14 @@ Tasks and futures hash to the ordinal of their creation, so that a set of them i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import heapq
 import sys
 import threading
 from asyncio import events as asyncio_events
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 from typing import Any
 
 CALLBACKS_WITHOUT_A_COMMAND_MAX = 100_000
@@ -42,6 +43,8 @@ class LoopFuture(asyncio.Future[Any]):
 class LoopTask(asyncio.Task[Any]):
     """A task that knows its path: "0" is the workflow, "0.2" its second child. Set before the coroutine can run, since
     an eager task runs while it is being constructed."""
+
+    __slots__ = ("calls", "children", "ordinal", "path", "randoms", "uses")
 
     def __init__(self, coro: Any, *, path: str, ordinal: int, **options: Any) -> None:
         self.path = path
@@ -96,6 +99,12 @@ class StuckTurn(BaseException):
 class DeterministicLoop(asyncio.AbstractEventLoop):
     """One run's loop. Everything that happens on it is a function of what is delivered to it, and in which order."""
 
+    __slots__ = (
+        "_asyncgens", "_complain", "_debug", "_exception_handler", "_is_closed", "_now", "_ordinal", "_ready", "_roots",
+        "_task_factory", "_tasks", "_tasks_before_sweep", "_thread_id", "_timers", "execution", "foreign_callback",
+        "idle_callbacks", "stop_now",
+    )  # fmt: skip
+
     def __init__(self, *, complain: Callable[[dict[str, Any]], None]) -> None:
         self._ready: deque[LoopHandle] = deque()
         self._timers: list[LoopHandle] = []
@@ -123,34 +132,52 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         Called from a plain callback of the outer loop, never from inside one of its tasks: the outer loop's notion of
         a current task must not leak into the workflow. Raises StuckTurn; passes KeyboardInterrupt and SystemExit on.
         """
-        outer = _get_running_loop()
-        hooks = sys.get_asyncgen_hooks()
+        if self._thread_id:
+            self._run_ready()
+            return
+        outer, hooks = _get_running_loop(), sys.get_asyncgen_hooks()
+        self._enter()
+        try:
+            self._run_ready()
+        finally:
+            self._leave(outer, hooks)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """While it lasts this thread's running loop and generator hooks are this loop's; `run_dry` then need not swap
+        them each time."""
+        outer, hooks = _get_running_loop(), sys.get_asyncgen_hooks()
+        self._enter()
+        try:
+            yield
+        finally:
+            self._leave(outer, hooks)
+
+    def _enter(self) -> None:
         _set_running_loop(self)
         sys.set_asyncgen_hooks(firstiter=self._asyncgens_append, finalizer=_no_finalizer)
         self._thread_id = threading.get_ident()
-        ready = self._ready
-        try:
-            while ready and not self.stop_now:
-                handle = ready.popleft()
-                if handle.is_off:
-                    continue
-                self.idle_callbacks += 1
-                if self.idle_callbacks > CALLBACKS_WITHOUT_A_COMMAND_MAX:
-                    raise StuckTurn
-                try:
-                    handle.context.run(handle.callback, *handle.args)  # type: ignore[arg-type]
-                except (KeyboardInterrupt, SystemExit, StuckTurn):
-                    raise
-                except BaseException as error:
-                    self.call_exception_handler({"message": "exception in a callback", "exception": error})
-        finally:
-            self._thread_id = 0
-            sys.set_asyncgen_hooks(*hooks)
-            _set_running_loop(outer)
 
-    @property
-    def is_dry(self) -> bool:
-        return not self._ready
+    def _leave(self, outer: asyncio.AbstractEventLoop | None, hooks: Any) -> None:
+        self._thread_id = 0
+        sys.set_asyncgen_hooks(*hooks)
+        _set_running_loop(outer)
+
+    def _run_ready(self) -> None:
+        ready = self._ready
+        while ready and not self.stop_now:
+            handle = ready.popleft()
+            if handle.is_off:
+                continue
+            self.idle_callbacks += 1
+            if self.idle_callbacks > CALLBACKS_WITHOUT_A_COMMAND_MAX:
+                raise StuckTurn
+            try:
+                handle.context.run(handle.callback, *handle.args)  # type: ignore[arg-type]
+            except (KeyboardInterrupt, SystemExit, StuckTurn):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": "exception in a callback", "exception": error})
 
     def next_ordinal(self) -> int:
         self._ordinal += 1

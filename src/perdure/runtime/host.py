@@ -75,6 +75,7 @@ class Host:
         self._poll_handle: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._has_store_trouble = False
+        self._has_news_to_pass_on = False
         exact.install()
         names = sorted(f"{name}/{version}" for name, version in self.known)
         store.enter(self.worker, lease_seconds=options.lease_seconds, workflows=names)
@@ -150,7 +151,13 @@ class Host:
             freed = self.store.take_over(worker, proven=proven, retry_after=self.options.retry_after_death_seconds)
             log.info("worker %s is %s: %d run(s) free", worker, "dead" if proven else "silent", freed)
         if lost or self.store.changed():
+            self._has_news_to_pass_on = True
             self.kick()
+
+    def pass_news_on(self) -> bool:
+        """Whether anybody committed since the last call: for one who may not ask the store, which tells its news once."""
+        news, self._has_news_to_pass_on = self._has_news_to_pass_on, False
+        return news
 
     def _lost_everything(self) -> None:
         """Somebody declared this worker dead (its lease had run out): what it held belongs to others now."""

@@ -44,6 +44,13 @@ class Written(NamedTuple):
 class LiveRun:
     """Everything that a worker holds of a run that it owns. One thread at a time touches it."""
 
+    __slots__ = (
+        "alarm", "alarm_at", "blocked", "blocked_calls", "change", "entries", "epoch", "execution", "flights", "has_sections",
+        "has_waiting_set", "head", "held", "idle_since", "info", "is_gone", "is_leaving", "is_paused", "is_suspect", "last_at",
+        "lazy", "length", "letters", "mail_seen", "new_runs", "next_at", "next_head", "rid", "run_id", "state_written", "taken",
+        "then", "under_way", "watches",
+    )  # fmt: skip
+
     def __init__(self, info: RunInfo, execution: Execution, *, length: int, head: bytes, last_at: int) -> None:
         self.info = info
         self.rid = info.rid
@@ -77,8 +84,6 @@ class LiveRun:
         self.alarm: Alarm | None = None
         self.alarm_at: int | None = None
         self.idle_since: int | None = None
-        self.chapter_to_begin: Any = None
-        self.failures = 0
 
     @property
     def has_something_to_write(self) -> bool:

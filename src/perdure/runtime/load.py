@@ -142,12 +142,13 @@ class Past:
     def replay(self, execution: Execution) -> None:
         """Deliver every recorded outcome, in the order of the history."""
         execution.is_replaying = True
-        execution.begin()
         rows, deliver = self.stored.rows, execution.deliver
-        for index, event in enumerate(self.events):
-            if event.is_outcome:
-                row = rows[index]
-                deliver(event, row.at, row.output if row.output is not None else self.output(index))
+        with execution.loop.entered():
+            execution.begin()
+            for index, event in enumerate(self.events):
+                if event.is_outcome:
+                    row = rows[index]
+                    deliver(event, row.at, row.output if row.output is not None else self.output(index))
         execution.finish_replay()
 
 

@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -56,6 +56,15 @@ log = logging.getLogger("perdure")
 Catalog = Mapping[tuple[str, int], WorkflowSpec]
 
 
+class Standstill(NamedTuple):
+    """How a run came to a stop, for those who wait for it. `raw`: the result, or the exception, canonical."""
+
+    status: Status
+    reason: str = ""
+    hint: str = ""
+    raw: bytes | None = None
+
+
 class Turns:
     """All runs that this process holds in memory, and what drives them."""
 
@@ -84,7 +93,7 @@ class Turns:
         )
         self.sections = Sections(self)
         self.live: dict[int, LiveRun] = {}
-        self.on_standstill: Callable[[int], None] = lambda _: None
+        self.on_standstill: Callable[[int, Standstill], None] = lambda rid, how: None
         self.on_gone: Callable[[LiveRun], None] = lambda _: None
         self.on_letters: Callable[[], None] = lambda: None
         self.driving: tuple[LiveRun, float] | None = None
@@ -387,7 +396,8 @@ class Turns:
         live.note_blocked(event)
         live.record(event)
         live.change = self.parked_change(live)
-        live.then.append(lambda: self.on_standstill(live.rid))
+        how = Standstill(Status.BLOCKED, event.reason, event.hint)
+        live.then.append(lambda: self.on_standstill(live.rid, how))
         self._mark(live)
 
     def parked_change(self, live: LiveRun) -> Change:
@@ -481,12 +491,12 @@ class Turns:
         live.record(event(output.digest), output=None if status is Status.CANCELLED else output)
         live.change = Change(status=status, reason="", hint="", waiting=b"", release=True, ending=mail.ending(status, raw))
         live.is_leaving = True
-        live.then.append(lambda: self._ended(live))
+        live.then.append(lambda: self._ended(live, Standstill(status, raw=raw)))
         self._mark(live)
 
-    def _ended(self, live: LiveRun) -> None:
+    def _ended(self, live: LiveRun, how: Standstill) -> None:
         self.forget(live)
-        self.on_standstill(live.rid)
+        self.on_standstill(live.rid, how)
         self.on_letters()
 
     def _next_chapter(self, live: LiveRun, ending: NextChapter) -> None:
@@ -519,7 +529,10 @@ class Turns:
         self._dirty.pop(live.rid, None)
         self.performer.drop(live)
         self.sections.drop(live)
-        self._loop.call_soon(live.execution.close)
+        if live.execution.ending is None:
+            self._loop.call_soon(live.execution.close)
+        else:
+            live.execution.close()
         self.on_gone(live)
 
 
