@@ -293,8 +293,9 @@ class Turns:
         if ask.key in live.execution.known.children:
             return
         now = max(self.clock.now(), live.last_at)
+        is_ours = ask.spec.key in self.catalog and not self.is_stopping
         new = load.new_run(
-            ask.spec, ask.run_id, ask.input, now=now, parent=live.run_id, owner=None if self.is_stopping else self.worker
+            ask.spec, ask.run_id, ask.input, now=now, parent=live.run_id, owner=self.worker if is_ours else None
         )
         live.new_runs.append(new)
         self._record_child(live, ask, is_attached=False)
