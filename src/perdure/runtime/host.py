@@ -76,9 +76,9 @@ class Host:
         self._is_closed = False
         self._has_store_trouble = False
         self._has_news_to_pass_on = False
-        exact.install()
         names = sorted(f"{name}/{version}" for name, version in self.known)
         store.enter(self.worker, lease_seconds=options.lease_seconds, workflows=names)
+        exact.install()
         self.writer = Writer(store, stopwatch=options.stopwatch)
         self.turns = Turns(
             self.worker, store, clock, self.writer, self.catalog, steps_max=options.steps_max,
