@@ -10,8 +10,10 @@ NAME.md, the tables of their medians. bench/README.md says what the cases are.
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -124,7 +126,9 @@ def takeover(this: Repetition) -> Measured:
     done = this.wait_until(
         lambda: any(number == work.STEPS_OF_A_CRASH_RUN - 1 for number, _, _ in work.signed(this.folder))
     )
-    return {"finished": done} | after_the_kill(this, dead.pid, killed_at, "kill_to_step_47_s")
+    if not done:
+        return {"error": f"nobody took over within {this.seconds_max:.0f} s"}
+    return after_the_kill(this, dead.pid, killed_at, "kill_to_step_47_s")
 
 
 def after_the_kill(this: Repetition, dead: int, since: float, name: str) -> Measured:
@@ -257,6 +261,13 @@ def machine() -> Measured:
     }
 
 
+def compiled_as_after_pip() -> None:
+    """pip compiles what it installs; the source of perdure, installed in place, may never have been."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    compileall.compile_dir(Path(importlib.util.find_spec("perdure").origin).parent, quiet=1)
+    compileall.compile_dir(HERE, quiet=1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
@@ -267,6 +278,7 @@ def main() -> None:
     parser.add_argument("--name", default=datetime.now(UTC).strftime("%Y-%m-%d-%H%M%S"), help="of the files of results")
     parser.add_argument("--keep", action="store_true", help="keep stores and logs, and say where")
     given = parser.parse_args()
+    compiled_as_after_pip()
     results: Measured = {"machine": machine(), "results": []}
     folder = HERE / "results"
     folder.mkdir(exist_ok=True)
