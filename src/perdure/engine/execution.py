@@ -218,15 +218,19 @@ class Execution:
         """Start the workflow's code, in an empty context."""
         for name, message in self.beginning.carried:
             self.mailbox.setdefault(name, deque()).append(message)
+        try:
+            args, kwargs = self.spec.arguments.loads(self.beginning.input)
+        except DecodeError as error:
+            self.fail("undecodable", f"the recorded arguments do not fit {self.spec.label} any more: {error}")
+            return
         context = contextvars.Context()
-        self._root = context.run(self._create_root, context)
+        self._root = context.run(self._create_root, context, args, kwargs)
         self._settle()
 
-    def _create_root(self, context: contextvars.Context) -> LoopTask:
-        return self.loop.new_task(self._main(), context=context)
+    def _create_root(self, context: contextvars.Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopTask:
+        return self.loop.new_task(self._main(args, kwargs), context=context)
 
-    async def _main(self) -> Any:
-        args, kwargs = self.spec.arguments.loads(self.beginning.input)
+    async def _main(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.spec.is_async:
             return await self.spec.function(*args, **kwargs)
         return await self.ask_section(self.spec.name, self.spec.function, args, kwargs, self.spec.result, is_async=False)

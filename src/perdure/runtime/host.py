@@ -142,6 +142,7 @@ class Host:
             return
         self.lease.saw_loop()
         self._guarded(self._poll_store)
+        self.turns.flush_lazy()
         self._evict_idle()
         self._poll_handle = self._loop.call_later(POLL_SECONDS, self._poll)
 

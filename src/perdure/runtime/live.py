@@ -47,7 +47,7 @@ class LiveRun:
     __slots__ = (
         "alarm", "alarm_at", "blocked", "blocked_calls", "change", "entries", "epoch", "execution", "flights", "has_sections",
         "has_waiting_set", "head", "held", "idle_since", "info", "is_gone", "is_leaving", "is_paused", "is_suspect", "last_at",
-        "lazy", "length", "letters", "mail_seen", "new_runs", "next_at", "next_head", "rid", "run_id", "state_written", "taken",
+        "lazy", "length", "letters", "new_runs", "next_at", "next_head", "rid", "run_id", "state_written", "taken",
         "then", "under_way", "watches",
     )  # fmt: skip
 
@@ -67,7 +67,6 @@ class LiveRun:
         self.watches: list[Watch] = []
         self.letters: list[Letter] = []
         self.taken: list[int] = []
-        self.mail_seen = 0
         self.under_way: Written | None = None
         self.flights: dict[Key, Flight] = {}
         self.held: list[Command] = []
@@ -88,6 +87,15 @@ class LiveRun:
     @property
     def has_something_to_write(self) -> bool:
         return bool(self.entries or self.change or self.new_runs or self.watches or self.letters)
+
+    @property
+    def has_more_than_lazy(self) -> bool:
+        """Whether something is to be written that should not wait."""
+        return len(self.entries) > self.lazy or bool(self.change or self.new_runs or self.watches or self.letters)
+
+    def has_taken(self, mail_id: int) -> bool:
+        """Whether a letter is on its way into the history already."""
+        return mail_id in self.taken or (self.under_way is not None and mail_id in self.under_way.append.taken)
 
     def note_blocked(self, event: e.RunBlocked) -> None:
         """The run, or one call of it, waits for a person."""

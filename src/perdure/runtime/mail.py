@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.codec import dump_exception, pack
-from perdure.engine.calls import Ask, StepAsk
+from perdure.engine.calls import Ask, Key, StepAsk
 from perdure.errors import DecodeError, RunCancelledError, StepError
 from perdure.history import events as e
 from perdure.store.protocol import Change, Letter, Mail, Status
@@ -28,13 +28,14 @@ class EndingLetter(msgspec.Struct, frozen=True):
 
 
 class ControlLetter(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of cancel, pause, resume and unblock."""
+    """The body of cancel, pause, resume and unblock. `call`: the label of the call that an unblock is about."""
 
     reason: str = ""
     by: str = ""
     force: bool = False
     choice: str = ""
     value: str | None = None
+    call: str = ""
 
 
 class ChildKey(msgspec.Struct, frozen=True, array_like=True):
@@ -107,14 +108,16 @@ def _take_pause(turns: Turns, live: LiveRun, kind: str, letter: ControlLetter) -
 
 
 def _take_unblock(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
-    if live.blocked_calls:
-        _unblock_call(turns, live, letter)
-    elif live.blocked is not None:
+    """A decision about a call that nobody waits for any more, or that was decided meanwhile, changes nothing."""
+    stuck = [key for key, blocked in live.blocked_calls.items() if letter.call in {"", blocked.call}]
+    if stuck:
+        _unblock_call(turns, live, letter, stuck[0])
+    elif live.blocked is not None and not letter.call:
         _unblock_run(turns, live, letter)
 
 
-def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
-    key, blocked = next(iter(live.blocked_calls.items()))
+def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:
+    blocked = live.blocked_calls[key]
     ask = live.execution.open.get(key)
     value = (letter.value or "null").encode()
     if letter.choice == "value" and (problem := _misfit(ask, value)):

@@ -123,6 +123,8 @@ class Turns:
 
     def admit_new(self, info: RunInfo, new: NewRun, input_raw: bytes) -> None:
         """Take a run into memory that this worker has just created."""
+        if self.is_stopping or info.rid in self.live:
+            return
         live = load.fresh(info, new, input_raw, self.catalog, log=log.warning)
         self.live[live.rid] = live
         self._drive(live, live.execution.begin)
@@ -157,6 +159,12 @@ class Turns:
         if not live.is_gone:
             self._drive(live, live.execution.deliver, event, at, raw)
             self.advance(live)
+
+    def flush_lazy(self) -> None:
+        """Have lazy results written that nothing else has taken along."""
+        for live in self.live.values():
+            if live.lazy:
+                self._mark(live)
 
     def _mark(self, live: LiveRun) -> None:
         """Have what the run has to write written."""
@@ -240,7 +248,7 @@ class Turns:
             self._end(live)
         else:
             self._set_alarm(live)
-            if live.has_something_to_write or execution.state is not live.state_written:
+            if live.has_more_than_lazy or execution.state is not live.state_written:
                 self._mark(live)
 
     # ── perform ──────────────────────────────────────────────────────────────────────────────
@@ -304,7 +312,7 @@ class Turns:
     def _admit_child(self, new: NewRun, input_raw: bytes) -> None:
         info = self.store.find(new.run_id)
         if info is not None and info.owner == self.worker and info.rid not in self.live:
-            self.admit_new(info, new, input_raw)
+            self._loop.call_soon(self.admit_new, info, new, input_raw)
 
     def _record_child(self, live: LiveRun, ask: ChildAsk, *, is_attached: bool) -> None:
         live.watches.append(Watch(ask.run_id, live.rid, mail.child_key(ask)))
@@ -344,6 +352,9 @@ class Turns:
             live.letters.append(mail.letter(ask.run_id, "cancel", body=b'{"reason":"the parent cancelled it"}', now=self.clock.now()))
             live.then.append(self.on_letters)
         live.record(e.CallCancelled(*ask.key, ask.name, ask.use))
+        if live.blocked_calls.pop(ask.key, None) is not None:
+            live.record(e.RunUnblocked("cancelled", "", *ask.key))
+            live.change = self.parked_change(live)
         self._mark(live)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────
@@ -356,7 +367,7 @@ class Turns:
         if deadline == live.alarm_at:
             return
         live.silence()
-        if deadline is not None and not live.is_paused:
+        if deadline is not None and not live.is_parked:
             live.alarm_at = deadline
             live.alarm = self.clock.wake_at(deadline, lambda: self._time_passed(live))
 
@@ -377,10 +388,9 @@ class Turns:
         """Letters to runs that are in memory enter their histories, in the order in which they were sent."""
         for letter in letters:
             live = self.live.get(letter.rid)
-            if live is not None and letter.mail_id > live.mail_seen and not live.is_leaving:
+            if live is not None and not live.is_leaving and not live.has_taken(letter.mail_id):
                 if live.is_parked and letter.kind in {"message", "child"}:
                     continue
-                live.mail_seen = letter.mail_id
                 live.taken.append(letter.mail_id)
                 mail.take(self, live, letter)
                 self._mark(live)
