@@ -94,10 +94,9 @@ class WasCancelled(msgspec.Struct, frozen=True):
 
 
 class NextChapter(msgspec.Struct, frozen=True):
-    """The workflow asked to begin anew; `carried` are the messages it did not take."""
+    """The workflow asked to begin anew. Messages that it did not take, and those that still come, are carried over."""
 
     input: bytes
-    carried: bytes
 
 
 Ending = Completed | Failed | WasCancelled | NextChapter
@@ -237,6 +236,8 @@ class Execution:
 
     def deliver(self, event: e.Event, at: int, output: bytes | None = None) -> None:
         """Hand one event to the code and let it run dry. Events that are no outcomes only move nothing."""
+        if self.ending is not None and isinstance(event, e.MessageArrived):
+            self.mailbox.setdefault(event.name, deque()).append(output or b"null")
         if not event.is_outcome or self.failure is not None or self.ending is not None:
             return
         if at > self.now_us:
@@ -375,8 +376,11 @@ class Execution:
             arguments = self.spec.arguments.dumps(error.arguments, error.keywords)
         except (PerdureError, TypeError) as problem:
             return Failed(dump_exception(problem, ()))
-        carried = [[name, message.decode()] for name, queue in self.mailbox.items() for message in queue]
-        return NextChapter(arguments, msgspec.json.encode(carried))
+        return NextChapter(arguments)
+
+    def carried(self) -> bytes:
+        """The messages that are left, for the next chapter."""
+        return msgspec.json.encode([[name, m.decode()] for name, queue in self.mailbox.items() for m in queue])
 
     # ── replay ───────────────────────────────────────────────────────────────────────────────
     def finish_replay(self) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from perdure.codec import Packed, pack, unpack
 from perdure.engine.calls import WaitingSet
-from perdure.engine.execution import Beginning, Execution, Known, NextChapter
+from perdure.engine.execution import Beginning, Execution, Known
 from perdure.errors import HistoryCorruptError
 from perdure.history import events as e
 from perdure.history.chain import GENESIS, link
@@ -75,9 +75,11 @@ def next_seed(seed: int, chapter: int) -> int:
     return int.from_bytes(sha256(f"{seed}:{chapter}".encode()).digest()[:7], "big")
 
 
-def next_execution(live: LiveRun, event: e.ChapterStarted, ending: NextChapter, *, log: Callable[[str], None]) -> Execution:
+def next_execution(
+    live: LiveRun, event: e.ChapterStarted, input_raw: bytes, carried: bytes, *, log: Callable[[str], None]
+) -> Execution:
     """The same run's next chapter."""
-    beginning = Beginning(event.seed, ending.input, live.last_at, event.number, _carried(ending.carried))
+    beginning = Beginning(event.seed, input_raw, live.last_at, event.number, _carried(carried))
     return Execution(live.execution.spec, live.run_id, beginning, log=log)
 
 

@@ -11,7 +11,7 @@ from perdure.codec import dump_exception, pack
 from perdure.engine.calls import Ask, Key, StepAsk
 from perdure.errors import DecodeError, RunCancelledError, StepError
 from perdure.history import events as e
-from perdure.store.protocol import Change, Letter, Mail, Status
+from perdure.store.protocol import Letter, Mail, Status
 
 if TYPE_CHECKING:
     from perdure.runtime.live import LiveRun
@@ -101,7 +101,7 @@ def _take_pause(turns: Turns, live: LiveRun, kind: str, letter: ControlLetter) -
     if kind == "pause" and not live.is_paused:
         live.is_paused = True
         live.record(e.RunPaused(letter.by))
-        live.change = Change(status=Status.WAITING, reason="paused")
+        live.change = turns.parked_change(live)
         live.silence()
     elif kind == "resume" and live.is_paused:
         turns.resume(live, letter.by)

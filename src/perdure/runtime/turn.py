@@ -511,20 +511,24 @@ class Turns:
         self.on_letters()
 
     def _next_chapter(self, live: LiveRun, ending: NextChapter) -> None:
+        if any(entry.delivers for entry in live.entries):
+            self._mark(live)  # a message that came meanwhile belongs to what is carried over
+            return
         execution = live.execution
         chapter = execution.beginning.chapter + 1
-        packed, carried = pack(ending.input, execution.memo), pack(ending.carried, execution.memo)
+        left_over = execution.carried()
+        packed, carried = pack(ending.input, execution.memo), pack(left_over, execution.memo)
         seed = load.next_seed(execution.beginning.seed, chapter)
         event = e.ChapterStarted(chapter, seed, load.manifest(execution.spec), packed.digest, carried.digest)
         live.record(event, input=packed, output=carried)
         live.change = Change(status=Status.RUNNING, chapter_seq=live.length + len(live.entries) - 1)
-        live.then.append(lambda: self._begin_chapter(live, event, ending))
+        live.then.append(lambda: self._begin_chapter(live, event, ending.input, left_over))
         live.is_leaving = True
         self._mark(live)
 
-    def _begin_chapter(self, live: LiveRun, event: e.ChapterStarted, ending: NextChapter) -> None:
+    def _begin_chapter(self, live: LiveRun, event: e.ChapterStarted, input_raw: bytes, carried: bytes) -> None:
         live.execution.close()
-        live.execution = load.next_execution(live, event, ending, log=log.warning)
+        live.execution = load.next_execution(live, event, input_raw, carried, log=log.warning)
         live.is_leaving = False
         live.state_written = live.execution.state
         self._drive(live, live.execution.begin)
