@@ -248,6 +248,8 @@ class Execution:
                 self._deliver_value(event, output)
             case e.StepFailed():
                 self._deliver_failure(event, output)
+            case e.ChildEnded() if self._is_of_another_child(event):
+                pass
             case e.ChildEnded():
                 (self._deliver_value if event.status == "completed" else self._deliver_failure)(event, output)
             case e.SectionEnded():
@@ -261,6 +263,13 @@ class Execution:
             case _:
                 pass
         self._settle()
+
+    def _is_of_another_child(self, event: e.ChildEnded) -> bool:
+        """A child that an earlier chapter left to itself may end now; nobody here asks for it."""
+        ask = self.open.get(event.key)
+        if isinstance(ask, ChildAsk):
+            return ask.run_id != event.run_id
+        return self.beginning.chapter > 0 and event.key not in self.cancelled and event.key not in self.known.children
 
     def _deliver_value(self, event: e.Keyed, output: bytes | None) -> None:
         ask = self._take(event)

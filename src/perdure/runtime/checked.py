@@ -4,18 +4,17 @@ the GuardError."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from perdure.errors import GuardError
 from perdure.runtime.guard import checking
 from perdure.runtime.live import LiveRun
 
 
-def drive_checked(live: LiveRun, step: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def drive_checked(live: LiveRun, turn: Callable[[], None]) -> None:
     """Drive a turn under the guard."""
 
     def note(error: GuardError) -> None:
         live.execution.fail("diverged", str(error))
 
     with checking(note):
-        step(*arguments)
+        turn()

@@ -218,6 +218,7 @@ class Host:
         for live in list(self.turns.live.values()):
             self.turns.forget(live)
         await asyncio.sleep(0)
+        self.turns.close()
         self.lease.close()
         self.writer.close()
         self._guarded(lambda: self.store.leave(self.worker))

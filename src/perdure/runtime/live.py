@@ -45,8 +45,9 @@ class LiveRun:
     """Everything that a worker holds of a run that it owns. One thread at a time touches it."""
 
     __slots__ = (
-        "alarm", "alarm_at", "blocked", "blocked_calls", "change", "entries", "epoch", "execution", "flights", "has_sections",
-        "has_waiting_set", "head", "held", "idle_since", "info", "is_gone", "is_leaving", "is_paused", "is_suspect", "last_at",
+        "alarm", "alarm_at", "blocked", "blocked_calls", "change", "deferred", "entries", "epoch", "execution", "flights", "has_sections",
+        "has_waiting_set", "head", "held", "idle_since", "info", "is_gone", "is_in_turn", "is_leaving", "is_paused", "is_slow",
+        "is_suspect", "last_at",
         "lazy", "length", "letters", "new_runs", "next_at", "next_head", "rid", "run_id", "state_written", "taken",
         "then", "under_way", "watches",
     )  # fmt: skip
@@ -73,6 +74,9 @@ class LiveRun:
         self.lazy = 0
         self.state_written: bytes | None = info.state
         self.is_suspect = False
+        self.is_slow = False
+        self.is_in_turn = False
+        self.deferred: list[Callable[[], None]] = []
         self.has_sections = False
         self.is_paused = False
         self.is_leaving = False

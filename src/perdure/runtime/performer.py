@@ -193,6 +193,11 @@ class Performer:
         self, flight: Flight, kind: Any, raw: bytes, *, delivers: bool = False, is_lazy: bool = False, **more: Any
     ) -> None:
         """Report what came of an attempt; the first event about a step carries its arguments."""
+        if flight.live.is_in_turn:
+            flight.live.deferred.append(
+                lambda: self._record(flight, kind, raw, delivers=delivers, is_lazy=is_lazy, **more)
+            )
+            return
         ask = flight.ask
         output = pack(raw, flight.live.execution.memo)
         packed, digest, view, kept = ask.packed, None, None, True
@@ -311,6 +316,9 @@ class Performer:
 
     def _beat(self, flight: Flight, number: int, raw: bytes) -> None:
         if number != flight.airborne:
+            return
+        if flight.live.is_in_turn:
+            flight.live.deferred.append(lambda: self._beat(flight, number, raw))
             return
         flight.beat_at = self._clock.now()
         flight.deadline = self._deadline(flight)

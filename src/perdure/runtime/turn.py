@@ -17,6 +17,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -51,7 +52,13 @@ from perdure.store.protocol import (
     Write,
 )
 
+_get_running_loop = asyncio._get_running_loop  # pyright: ignore[reportPrivateUsage]
+
 log = logging.getLogger("perdure")
+
+SLOW_TURN_SECONDS = 0.05
+TURN_THREADS_MAX = 4
+EVENTS_REPLAYED_INLINE_MAX = 2_000
 
 Catalog = Mapping[tuple[str, int], WorkflowSpec]
 
@@ -80,7 +87,7 @@ class Turns:
         threads_max: int,
         provided: Mapping[type, Any],
         compare_all_inputs: bool = False,
-        guard: Callable[[LiveRun, Callable[..., None], tuple[Any, ...]], None] | None = None,
+        guard: Callable[[LiveRun, Callable[[], None]], None] | None = None,
     ) -> None:
         self.worker = worker
         self.store = store
@@ -96,7 +103,8 @@ class Turns:
         self.on_standstill: Callable[[int, Standstill], None] = lambda rid, how: None
         self.on_gone: Callable[[LiveRun], None] = lambda _: None
         self.on_letters: Callable[[], None] = lambda: None
-        self.driving: tuple[LiveRun, float] | None = None
+        self._open_turns: dict[int, tuple[LiveRun, float]] = {}
+        self._threads = ThreadPoolExecutor(TURN_THREADS_MAX, thread_name_prefix="perdure-turn")
         self._guard = guard
         self._dirty: dict[int, LiveRun] = {}
         self._ids = itertools.count()
@@ -117,7 +125,10 @@ class Turns:
         if claim.lost_owner is not None:
             live.record(e.TakenOver(claim.lost_owner, claim.lost_how or "", live.epoch))
             self._mark(live)
-        self._drive(live, replay)
+        live.is_slow = live.length > EVENTS_REPLAYED_INLINE_MAX
+        self._turn(live, replay, lambda: self._replayed(live))
+
+    def _replayed(self, live: LiveRun) -> None:
         self.take_mail(self.store.mail([live.rid]))
         self.advance(live)
 
@@ -127,8 +138,7 @@ class Turns:
             return
         live = load.fresh(info, new, input_raw, self.catalog, log=log.warning)
         self.live[live.rid] = live
-        self._drive(live, live.execution.begin)
-        self.advance(live)
+        self._turn(live, live.execution.begin, lambda: self.advance(live))
 
     # ── record ───────────────────────────────────────────────────────────────────────────────
     def report(
@@ -137,6 +147,11 @@ class Turns:
     ) -> None:  # fmt: skip
         """Something happened to a run: record it, then deliver it."""
         if live.is_gone:
+            return
+        if live.is_in_turn:
+            live.deferred.append(
+                lambda: self.report(live, event, raw=raw, output=output, input=input, delivers=delivers, is_lazy=is_lazy)
+            )
             return
         if is_lazy and self._may_deliver_first(live):
             self._deliver_first(live, event, raw, output, input)
@@ -156,9 +171,10 @@ class Turns:
         self._loop.call_soon(self._deliver_now, live, event, at, raw)
 
     def _deliver_now(self, live: LiveRun, event: e.Event, at: int, raw: bytes | None) -> None:
-        if not live.is_gone:
-            self._drive(live, live.execution.deliver, event, at, raw)
-            self.advance(live)
+        if live.is_in_turn:
+            live.deferred.append(lambda: self._deliver_now(live, event, at, raw))
+        elif not live.is_gone:
+            self._turn(live, lambda: live.execution.deliver(event, at, raw), lambda: self.advance(live))
 
     def flush_lazy(self) -> None:
         """Have lazy results written that nothing else has taken along."""
@@ -168,7 +184,7 @@ class Turns:
 
     def _mark(self, live: LiveRun) -> None:
         """Have what the run has to write written."""
-        if live.under_way is None:
+        if live.under_way is None and not live.is_in_turn:
             self._dirty[live.rid] = live
             self.writer.schedule()
 
@@ -177,7 +193,7 @@ class Turns:
         dirty, self._dirty = self._dirty, {}
         now = self.clock.now()
         for live in dirty.values():
-            if live.under_way is None and not live.is_gone:
+            if live.under_way is None and not live.is_gone and not live.is_in_turn:
                 yield self._append(live, now)
 
     def _append(self, live: LiveRun, now: int) -> tuple[Write, DoneCallback]:
@@ -200,14 +216,25 @@ class Turns:
             self._lost(live, outcome)
 
     def _deliver_all(self, live: LiveRun, written: Written) -> None:
-        for entry, at in written.entries:
-            if entry.delivers:
-                self._drive(live, live.execution.deliver, entry.event, at, entry.raw)
-            if live.has_sections:
+        outcomes = [(entry.event, at, entry.raw) for entry, at in written.entries if entry.delivers]
+        deliver = live.execution.deliver
+
+        def turn() -> None:
+            for event, at, raw in outcomes:
+                deliver(event, at, raw)
+
+        if outcomes:
+            self._turn(live, turn, lambda: self._delivered(live, written))
+        else:
+            self._delivered(live, written)
+
+    def _delivered(self, live: LiveRun, written: Written) -> None:
+        if live.has_sections:
+            for entry, at in written.entries:
                 self.sections.deliver(live, entry.event, at, entry.raw)
         for follow_up in written.then:
             follow_up()
-        if not live.is_gone:
+        if not live.is_gone and not live.is_in_turn:
             self.advance(live)
 
     def _lost(self, live: LiveRun, outcome: Outcome | StoreError) -> None:
@@ -217,21 +244,51 @@ class Turns:
         self.forget(live)
 
     # ── step ─────────────────────────────────────────────────────────────────────────────────
-    def _drive(self, live: LiveRun, step: Callable[..., None], *arguments: Any) -> None:
-        """Let the code run. KeyboardInterrupt drops the run from memory, unrecorded, and goes on its way."""
-        if asyncio.current_task() is not None:
+    def _turn(self, live: LiveRun, turn: Callable[[], None], then: Callable[[], None]) -> None:
+        """Let the code run: here, or in a turn thread if its turns have shown to be long."""
+        if not live.is_slow or self._guard is not None:
+            self._drive(live, turn)
+            then()
+            return
+        live.is_in_turn = True
+        turning = self._loop.run_in_executor(self._threads, self._drive, live, turn)
+        turning.add_done_callback(lambda done: self._turned(live, done, then))
+
+    def _turned(self, live: LiveRun, done: asyncio.Future[None], then: Callable[[], None]) -> None:
+        """A turn thread is back: what happened to the run meanwhile is taken in now."""
+        live.is_in_turn = False
+        deferred, live.deferred = live.deferred, []
+        if live.is_gone:
+            live.execution.close()
+            return
+        done.result()
+        then()
+        for action in deferred:
+            action()
+        self.on_letters()
+
+    def _drive(self, live: LiveRun, turn: Callable[[], None]) -> None:
+        """One turn. KeyboardInterrupt drops the run from memory, unrecorded, and goes on its way."""
+        if _get_running_loop() is not None and asyncio.current_task() is not None:
             raise PerdureBug("a turn was driven from inside a task")
-        self.driving = (live, time.monotonic())
+        began = time.monotonic()
+        self._open_turns[live.rid] = (live, began)
         try:
             if self._guard is None:
-                step(*arguments)
+                turn()
             else:
-                self._guard(live, step, arguments)
+                self._guard(live, turn)
         except (KeyboardInterrupt, SystemExit):
             self.forget(live)
             raise
         finally:
-            self.driving = None
+            self._open_turns.pop(live.rid, None)
+            live.is_slow = time.monotonic() - began > SLOW_TURN_SECONDS
+
+    @property
+    def driving(self) -> tuple[LiveRun, float] | None:
+        """The turn that has been open for longest, and since when (monotonic seconds)."""
+        return min(list(self._open_turns.values()), key=lambda turn: turn[1], default=None)
 
     def advance(self, live: LiveRun) -> None:
         """Look at what the code asks for, and see to it."""
@@ -298,7 +355,11 @@ class Turns:
                 self._cancel(live, ask)
 
     def start_child(self, live: LiveRun, ask: ChildAsk) -> None:
+        """Start a child run: its first row and our note of it are one transaction."""
         if ask.key in live.execution.known.children:
+            return
+        if any(new.run_id == ask.run_id for new in live.new_runs):
+            self._record_child(live, ask, is_attached=True)
             return
         now = max(self.clock.now(), live.last_at)
         is_ours = ask.spec.key in self.catalog and not self.is_stopping
@@ -373,6 +434,8 @@ class Turns:
 
     def _time_passed(self, live: LiveRun) -> None:
         live.alarm = live.alarm_at = None
+        if live.is_in_turn:
+            return
         deadline = live.execution.deadline()
         if live.is_gone or live.is_leaving or deadline is None:
             return
@@ -388,7 +451,7 @@ class Turns:
         """Letters to runs that are in memory enter their histories, in the order in which they were sent."""
         for letter in letters:
             live = self.live.get(letter.rid)
-            if live is not None and not live.is_leaving and not live.has_taken(letter.mail_id):
+            if live is not None and not (live.is_leaving or live.is_in_turn) and not live.has_taken(letter.mail_id):
                 if live.is_parked and letter.kind in {"message", "child"}:
                     continue
                 live.taken.append(letter.mail_id)
@@ -444,7 +507,7 @@ class Turns:
 
     def may_leave(self, live: LiveRun) -> bool:
         """Whether nothing is under way that would be lost with the memory."""
-        quiet = not (live.flights or live.under_way or live.has_something_to_write or live.is_leaving or live.then)
+        quiet = not (live.is_in_turn or live.flights or live.under_way or live.has_something_to_write or live.is_leaving or live.then)
         return quiet and not self.sections.is_busy(live) and (live.is_parked or not live.held)
 
     def resume(self, live: LiveRun, by: str) -> None:
@@ -531,8 +594,12 @@ class Turns:
         live.execution = load.next_execution(live, event, input_raw, carried, log=log.warning)
         live.is_leaving = False
         live.state_written = live.execution.state
-        self._drive(live, live.execution.begin)
+        self._turn(live, live.execution.begin, lambda: self.advance(live))
         self.on_letters()
+
+    def close(self) -> None:
+        """No further turn. A turn thread that does not come back is left alone."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def forget(self, live: LiveRun) -> None:
         """Drop a run from memory; what of it was under way is stopped."""
@@ -544,7 +611,9 @@ class Turns:
         self._dirty.pop(live.rid, None)
         self.performer.drop(live)
         self.sections.drop(live)
-        if live.execution.ending is None:
+        if live.is_in_turn:
+            pass  # its turn thread closes it
+        elif live.execution.ending is None:
             self._loop.call_soon(live.execution.close)
         else:
             live.execution.close()
