@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
 
 import msgspec
 
@@ -47,6 +47,10 @@ from perdure.store.protocol import (
     Store,
     Write,
 )
+
+if TYPE_CHECKING:
+    from perdure.api.inbox import InboxEntry
+    from perdure.api.sync import SyncClient
 
 R = TypeVar("R")
 
@@ -199,13 +203,22 @@ class Run(Generic[R]):
         await self._post("resume", "", msgspec.json.encode(mail.ControlLetter(by=by)))
 
     async def unblock(
-        self, choice: Literal["retry", "value", "fail"] = "retry", *, value: Any = None, by: str = "", reason: str = ""
+        self,
+        choice: Literal["retry", "value", "fail"] = "retry",
+        *,
+        value: Any = None,
+        call: str | None = None,
+        by: str = "",
+        reason: str = "",
     ) -> None:
-        """Decide for a blocked run: try again, supply the stuck step's result, or let the step (or run) fail."""
+        """Decide for a blocked run: try again, supply the stuck call's result, or let the call (or run) fail.
+
+        `call`: which one is meant (as the inbox names it), where several may be stuck; default: the oldest. A decision
+        about what is not stuck any more changes nothing."""
         if choice not in {"retry", "value", "fail"}:
             raise UsageError(f"unblock({choice!r}): 'retry', 'value' or 'fail'")
         raw = _PLAIN.dumps(value).decode() if choice == "value" else None
-        await self._post("unblock", "", msgspec.json.encode(mail.ControlLetter(reason, by, False, choice, raw)))
+        await self._post("unblock", "", msgspec.json.encode(mail.ControlLetter(reason, by, False, choice, raw, call or "")))
 
     async def history(self) -> list[HistoryEvent]:
         """The run's whole history, readable."""
@@ -259,6 +272,10 @@ class Client:
         if self._open is not None and self._open is not self._given:
             self._open.close()
         self._open = self._endings_open = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._open is not None
 
     # ── what users call ──────────────────────────────────────────────────────────────────────
     async def start(
@@ -324,14 +341,17 @@ class Client:
         )  # fmt: skip
         return [_summary(info) for info in await self._read(lambda: self._store.runs(which))]
 
-    async def inbox(self) -> list[Any]:
+    async def inbox(self) -> list[InboxEntry]:
         """Everything that waits for a person, oldest first."""
         from perdure.api.inbox import entries
 
         return await self._read(lambda: entries(self._store, self._clock.now()))
 
-    def sync(self) -> Any:
-        """A thin blocking face of this client, on a thread of its own: for Django, scripts, notebooks."""
+    def sync(self) -> SyncClient:
+        """A thin blocking face of this client, on a thread of its own: for Django, scripts, notebooks.
+
+        It opens the client itself: `with Client("shop.db").sync() as client:`. Called under a running event loop it
+        works too, and blocks that loop while it waits; code that has a loop awaits the client's own methods instead."""
         from perdure.api.sync import SyncClient
 
         return SyncClient(self)

@@ -252,6 +252,11 @@ class RunBlocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.bloc
     name: str = ""
     use: int = 0
 
+    @property
+    def call(self) -> str | None:
+        """The label of the call that is stuck; None if the run as a whole is."""
+        return None if self.task is None else f"{self.task}/{self.name}#{self.use}"
+
 
 class RunUnblocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.unblocked"):
     """A person decided. `choice`: retry, value or fail; with a value or failure for the call `task`, `n`."""

@@ -1,0 +1,159 @@
+"""What waits for a person, and what a person can do about it.
+
+`REASONS` is the table: for each reason, what each choice will do. Most entries are runs that somebody parked; those of
+`no_worker_for_version` are found by looking who could execute what is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from perdure.api.client import when
+from perdure.clock import MICROSECONDS
+from perdure.history import events as e
+from perdure.store.protocol import Filter, Row, RunInfo, Status, Store
+
+DUE_SECONDS_BEFORE_A_PERSON_HEARS = 60.0
+RUNS_PER_READ = 500
+
+Choices = Mapping[str, str]
+"""What `unblock` can be told, and what that will do."""
+
+
+@dataclass(frozen=True)
+class InboxEntry:
+    """One thing that waits for a person.
+
+    `hint` says what happened; `call` names the call that is stuck (`0.2/search#3`) if it is one, else the run as a
+    whole is. `choices` are what `unblock` takes for this entry, and what each will do; none if the hint has the
+    way out.
+    """
+
+    run_id: str
+    workflow: str
+    version: int
+    reason: str
+    since: datetime
+    hint: str
+    call: str | None
+    choices: Choices
+
+
+# ── what a person can choose ────────────────────────────────────────────────────────────────
+
+
+class Reason(NamedTuple):
+    """What can be chosen when one call is stuck, and when the run as a whole is."""
+
+    of_call: Choices
+    of_run: Choices
+
+
+def _retry(first: str = "") -> Choices:
+    return {"retry": f"{first}the run is loaded again, with the code that its worker has then, and goes on"}
+
+
+TRY_CALL_AGAIN: Choices = {"retry": "the call is tried again, its attempts counted anew"}
+GIVE_VALUE: Choices = {"value": "what you give stands for the call's result"}
+FAIL_CALL: Choices = {"fail": "the call fails; the workflow sees a StepError"}
+FAIL_RUN: Choices = {"fail": "the run ends as failed; no more of its code runs"}
+
+EVERYTHING = Reason({**TRY_CALL_AGAIN, **GIVE_VALUE, **FAIL_CALL}, {**_retry(), **FAIL_RUN})
+
+REASONS: Mapping[str, Reason] = {
+    "needs_person": EVERYTHING,
+    "crash_loop": Reason({}, {**_retry("once the cause is mended: "), **FAIL_RUN}),
+    "deadlocked": Reason({}, {**_retry("once the code is mended: "), **FAIL_RUN}),
+    "diverged": Reason({}, {**_retry("once the old version is registered, or the change guarded: "), **FAIL_RUN}),
+    "incompatible_version": Reason({}, {**_retry("once code that replays it is registered: "), **FAIL_RUN}),
+    "no_worker_for_version": Reason({}, {}),
+    "stuck_turn": Reason({}, {**_retry("once the code is mended: "), **FAIL_RUN}),
+    "undecodable": Reason(
+        {**GIVE_VALUE, **FAIL_CALL}, {**_retry("once the type hint fits what is recorded: "), **FAIL_RUN}
+    ),
+}
+"""Reasons that are not here offer everything."""
+
+
+# ── the entries ─────────────────────────────────────────────────────────────────────────────
+
+
+def entries(store: Store, now: int) -> list[InboxEntry]:
+    """Everything that waits for a person, oldest first. `now` in microseconds."""
+    found = [entry for info in _runs(store, Status.BLOCKED) for entry in _blocked(store, info)]
+    found += _unserved(store, now)
+    return sorted(found, key=lambda entry: entry.since)
+
+
+def _runs(store: Store, *statuses: Status) -> Iterator[RunInfo]:
+    """All runs of these statuses, however many."""
+    before = None
+    while page := store.runs(Filter(status=frozenset(statuses), before_rid=before, limit=RUNS_PER_READ)):
+        yield from page
+        before = page[-1].rid
+
+
+def _blocked(store: Store, info: RunInfo) -> list[InboxEntry]:
+    """One entry for each thing that keeps the run."""
+    standing = _standing_blocks(store.load(info.rid).rows)
+    if not standing:  # parked by the store itself, which writes no events
+        return [_entry(info, e.RunBlocked(info.reason or "", info.hint or ""), info.updated_at)]
+    return [_entry(info, blocked, at) for blocked, at in standing]
+
+
+def _standing_blocks(rows: Iterable[Row]) -> list[tuple[e.RunBlocked, int]]:
+    """What blocks a run and nobody has decided yet, with its time."""
+    standing: dict[tuple[str | None, int], tuple[e.RunBlocked, int]] = {}
+    for row in rows:
+        event = e.decode(row.envelope) if row.kind in {"run.blocked", "run.unblocked"} else None
+        if isinstance(event, e.RunBlocked):
+            standing[event.task, event.n] = (event, row.at)
+        elif isinstance(event, e.RunUnblocked):
+            standing.pop((event.task, event.n), None)
+    return list(standing.values())
+
+
+def _entry(info: RunInfo, blocked: e.RunBlocked, since: int) -> InboxEntry:
+    reason = REASONS.get(blocked.reason, EVERYTHING)
+    choices = reason.of_run if blocked.call is None else reason.of_call
+    return InboxEntry(
+        info.run_id, info.workflow, info.version, blocked.reason, when(since), blocked.hint, blocked.call, choices
+    )
+
+
+# ── runs that nobody can execute ────────────────────────────────────────────────────────────
+
+
+def _unserved(store: Store, now: int) -> Iterator[InboxEntry]:
+    """Runs that are due for a while and that no live worker knows how to execute."""
+    late = now - round(DUE_SECONDS_BEFORE_A_PERSON_HEARS * MICROSECONDS)
+    overdue = [
+        (info, info.due_at)
+        for info in _runs(store, Status.QUEUED, Status.RUNNING, Status.WAITING)
+        if info.owner is None and info.due_at is not None and info.due_at < late
+    ]
+    served = _served(store) if overdue else frozenset[str]()
+    for info, due_at in overdue:
+        if f"{info.workflow}/{info.version}" not in served:
+            blocked = e.RunBlocked("no_worker_for_version", _no_worker(info, served))
+            yield _entry(info, blocked, due_at)
+
+
+def _served(store: Store) -> frozenset[str]:
+    """What live workers announce, as `name/version`."""
+    lost = {worker for worker, _ in store.lost("")}
+    return frozenset(name for info in store.workers() if info.worker not in lost for name in info.workflows)
+
+
+def _no_worker(info: RunInfo, served: frozenset[str]) -> str:
+    others = sorted(int(name.rpartition("/")[2]) for name in served if name.rpartition("/")[0] == info.workflow)
+    which = (
+        f"live workers have version {', '.join(map(str, others))}" if others else "no live worker knows that workflow"
+    )
+    return (
+        f"it is due, and nobody executes {info.workflow} version {info.version} ({which}). Start a worker with that "
+        f"version, or with code that says replays={{{info.version}}}"
+    )
