@@ -46,7 +46,7 @@ class Options:
     compare_all_inputs: bool = False
     guard: bool = False
     lease: Callable[..., Lease] = Lease
-    stopwatch: Callable[[], float] = time.perf_counter
+    stopwatch: Callable[[], float] = time.monotonic
 
 
 def catalog_of(workflows: Mapping[tuple[str, int], WorkflowSpec]) -> dict[tuple[str, int], WorkflowSpec]:
@@ -83,12 +83,13 @@ class Host:
         self.turns = Turns(
             self.worker, store, clock, self.writer, self.catalog, steps_max=options.steps_max,
             threads_max=options.threads_max, provided=options.provided, compare_all_inputs=options.compare_all_inputs,
-            guard=_guard() if options.guard else None,
+            guard=_guard() if options.guard else None, stopwatch=options.stopwatch,
         )  # fmt: skip
         self.turns.on_letters = self.kick
         self.lease = options.lease(
             self.worker, store, options.lease_seconds, driving=lambda: self.turns.driving,
             on_lost=lambda: self._loop.call_soon_threadsafe(self._lost_everything), now=clock.now,
+            monotonic=options.stopwatch,
         )  # fmt: skip
         self._loop.call_soon(self._poll)
 

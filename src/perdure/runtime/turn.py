@@ -88,6 +88,7 @@ class Turns:
         provided: Mapping[type, Any],
         compare_all_inputs: bool = False,
         guard: Callable[[LiveRun, Callable[[], None]], None] | None = None,
+        stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
         self.worker = worker
         self.store = store
@@ -106,6 +107,7 @@ class Turns:
         self._open_turns: dict[int, tuple[LiveRun, float]] = {}
         self._threads = ThreadPoolExecutor(TURN_THREADS_MAX, thread_name_prefix="perdure-turn")
         self._guard = guard
+        self._stopwatch = stopwatch
         self._dirty: dict[int, LiveRun] = {}
         self._ids = itertools.count()
         self._id_prefix = os.urandom(8)
@@ -271,7 +273,7 @@ class Turns:
         """One turn. KeyboardInterrupt drops the run from memory, unrecorded, and goes on its way."""
         if _get_running_loop() is not None and asyncio.current_task() is not None:
             raise PerdureBug("a turn was driven from inside a task")
-        began = time.monotonic()
+        began = self._stopwatch()
         self._open_turns[live.rid] = (live, began)
         try:
             if self._guard is None:
@@ -283,7 +285,7 @@ class Turns:
             raise
         finally:
             self._open_turns.pop(live.rid, None)
-            live.is_slow = time.monotonic() - began > SLOW_TURN_SECONDS
+            live.is_slow = self._stopwatch() - began > SLOW_TURN_SECONDS
 
     @property
     def driving(self) -> tuple[LiveRun, float] | None:

@@ -30,7 +30,7 @@ Job = tuple[Write, Done]
 class Writer:
     """Commits what is submitted, and what its sources have, in groups."""
 
-    def __init__(self, store: Store, *, stopwatch: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, store: Store, *, stopwatch: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._stopwatch = stopwatch
         self._jobs: list[Job] = []
