@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,9 @@ FOLDER = Path(os.environ.get("BENCH_FOLDER", "."))
 
 DONE_AT: list[float] = []
 """When each step body of this process ran, in order, on the monotonic clock."""
+
+CHECKPOINT = "import sqlite3, sys; sqlite3.connect(sys.argv[1]).execute('PRAGMA wal_checkpoint(TRUNCATE)')"
+"""In a process of its own: closing a SQLite file that this process also holds would drop its locks."""
 
 PARKED = {"runs": 0}
 """How many workflows of this process reached their wait."""
@@ -62,11 +67,11 @@ async def last(number: int) -> dict[str, Any]:
 
 
 def reply(turn: int) -> str:
-    return f"Turn {turn}. " + TURN_TEXT * 4
+    return f"Turn {turn}. " + TURN_TEXT * 8
 
 
 def question(turn: int) -> str:
-    return f"Question {turn}. " + TURN_TEXT
+    return f"Question {turn}. " + TURN_TEXT * 2
 
 
 def conversation_bytes(turns: int) -> int:
@@ -137,6 +142,9 @@ class Peer:
         return None
 
     def bytes_stored(self) -> int:
+        """Of all files of the store, after SQLite's write-ahead logs were taken into their databases."""
+        for file in self.store.rglob("*-wal"):
+            subprocess.run([sys.executable, "-c", CHECKPOINT, str(file).removesuffix("-wal")], check=True)
         return sum(file.stat().st_size for file in self.store.rglob("*") if file.is_file())
 
     async def open(self) -> None:
@@ -151,6 +159,3 @@ class Peer:
 
     async def wait(self, handle: Any) -> None:
         raise NotImplementedError
-
-    async def settle(self) -> None:
-        """Bring what is stored into the files that `bytes_stored` looks at."""

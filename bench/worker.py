@@ -45,6 +45,7 @@ async def start(peer: work.Peer, n: int) -> Measured:
 
 async def late(peer: work.Peer, n: int) -> Measured:
     work.DONE_AT.clear()
+    before = peer.bytes_stored()
     seconds = await timed(peer, "seq", n)
     gaps = [after - before for before, after in zip(work.DONE_AT, work.DONE_AT[1:], strict=False)]
     tenth = max(1, int(len(gaps) * WINDOW))
@@ -54,18 +55,16 @@ async def late(peer: work.Peer, n: int) -> Measured:
         "early_ms": early * 1000,
         "late_ms": end * 1000,
         "steps_per_s": n / seconds,
-        "bytes_per_step": peer.bytes_stored() / n,
+        "bytes_per_step": (peer.bytes_stored() - before) / n,
         "peak_rss_mb": peak_rss_mb(),
     }
 
 
 async def conversation(peer: work.Peer, n: int) -> Measured:
     measured: Measured = {"text_kb": work.conversation_bytes(n) / 1e3}
-    await peer.settle()
     for workflow, what in (("chat", "argument"), ("thread", "result")):
         before = peer.bytes_stored()
         seconds = await timed(peer, workflow, n)
-        await peer.settle()
         measured[f"times_text_as_{what}"] = (peer.bytes_stored() - before) / work.conversation_bytes(n)
         measured[f"ms_per_turn_as_{what}"] = seconds / n * 1000
     return measured
