@@ -27,7 +27,7 @@ def open_store(url: str, *, clock: Clock | None = None, busy_seconds: float = BU
         from perdure.store.memory import MemoryStore
 
         return MemoryStore(clock)
-    if "://" in url and not url.startswith("sqlite:"):
+    if "://" in url and not url.startswith("sqlite:///"):
         raise StoreUnsupportedError(_unsupported(url))
     from perdure.store.sqlite import SqliteStore
 
@@ -36,6 +36,8 @@ def open_store(url: str, *, clock: Clock | None = None, busy_seconds: float = BU
 
 def _unsupported(url: str) -> str:
     scheme = url.partition("://")[0]
+    if scheme == "sqlite":
+        return f"{url}: write sqlite:///relative/path or sqlite:////absolute/path"
     if scheme in {"postgresql", "postgres"}:
         return "the PostgreSQL store is not part of this version of perdure; name a file, such as ./perdure.db"
     return f"there is no store for {scheme}:// URLs; name a file, such as ./perdure.db, or :memory:"

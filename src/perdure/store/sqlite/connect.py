@@ -50,11 +50,19 @@ def configure(connection: sqlite3.Connection, *, busy_seconds: float, is_reader:
         connection.execute("PRAGMA query_only = ON")
 
 
+HARMLESS = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CONSTRAINT})
+
+
+def leaves_doubts(error: BaseException) -> bool:
+    """Whether the connection had better be replaced after this: one opened on a read-only disk, say, stays so."""
+    return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF not in HARMLESS
+
+
 def translated(error: Exception, path: str) -> PerdureError:
     """The error of ours that says what SQLite's means, where it happened and what to do."""
     code = getattr(error, "sqlite_errorcode", None)
     if code is None or isinstance(error, sqlite3.IntegrityError | sqlite3.DataError):
-        return PerdureBug(f"{path}: a value that cannot be stored ({type(error).__name__}: {error})")
+        return PerdureBug(f"{path}: something that SQLite does not take ({type(error).__name__}: {error})")
     primary = code & 0xFF
     if primary in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
         return StoreBusyError(f"{path}: locked by another process for too long; find who holds it, or wait longer")

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from perdure.errors import StoreError, StoreUnsupportedError
+from perdure.errors import StoreError, StoreFullError, StoreReadOnlyError, StoreUnsupportedError
 
 try:
     import fcntl
@@ -24,7 +24,22 @@ except ImportError as error:
 
 
 def open_lock_file(path: str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise _refused(error, path) from error
+
+
+def _refused(error: OSError, path: str) -> StoreError:
+    match error.errno:
+        case errno.ENOENT | errno.ENOTDIR:
+            return StoreError(f"{path}: there is no folder {os.path.dirname(path)}; create it, or name another path")
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return StoreReadOnlyError(f"{path}: cannot be written ({error.strerror}); check the folder's permissions")
+        case errno.ENOSPC | errno.EDQUOT:
+            return StoreFullError(f"{path}: no space left; free some")
+        case _:
+            return StoreError(f"{path}: {error.strerror}")
 
 
 def try_lock(fd: int, operation: int = fcntl.LOCK_EX) -> bool:
@@ -69,40 +84,62 @@ class Liveness:
     def _file(self, worker: str) -> str:
         return str(self._folder / f"{hashlib.blake2b(worker.encode(), digest_size=16).hexdigest()}.lock")
 
+    def proves(self, worker: str) -> bool:
+        """Whether it is this handle that holds the worker's lock."""
+        return worker in self._held
+
     def prove(self, worker: str) -> None:
         """Hold the worker's lock from now on. StoreError if it is held elsewhere."""
-        if worker in self._held:
-            return
+        if worker not in self._held:
+            self._held[worker] = self._lock_anew(worker)
+
+    def _lock_anew(self, worker: str) -> int:
+        """Until the file that was locked is also the one that others find: a predecessor may have removed it."""
         self._folder.mkdir(exist_ok=True)
-        fd = open_lock_file(self._file(worker))
-        if not try_lock(fd):
+        path = self._file(worker)
+        while True:
+            fd = open_lock_file(path)
+            if not try_lock(fd):
+                os.close(fd)
+                raise StoreError(f"worker {worker} is alive in another process; give each worker a name of its own")
+            if _is_same_file(fd, path):
+                return fd
             os.close(fd)
-            raise StoreError(f"worker {worker} is alive in another process; give each worker a name of its own")
-        self._held[worker] = fd
 
     def is_dead(self, worker: str) -> bool:
-        """Whether nobody holds the worker's lock: proof that its process has ended."""
+        """Whether nobody holds the worker's lock: proof that its process has ended. A missing file proves nothing."""
         if worker in self._held:
             return False
         try:
             fd = os.open(self._file(worker), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            return True
+            return False
+        except OSError as error:
+            raise _refused(error, self._file(worker)) from error
         try:
             return try_lock(fd, fcntl.LOCK_SH)
         finally:
             os.close(fd)
 
+    def remove(self, worker: str) -> None:
+        """Of a worker that is no more, nothing is left."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._file(worker))
+        self.drop(worker)
+
     def drop(self, worker: str) -> None:
-        """Give the proof up and remove its file."""
+        """Give up the proof, as death does."""
         fd = self._held.pop(worker, None)
         if fd is not None:
             os.close(fd)
 
-    def sweep(self, worker: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._file(worker))
-
     def close(self) -> None:
         for worker in list(self._held):
             self.drop(worker)
+
+
+def _is_same_file(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False

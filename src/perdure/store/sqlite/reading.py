@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from perdure.errors import HistoryCorruptError
 from perdure.store.protocol import Filter, Mail, Row, RunInfo, Stored, WorkerInfo
 from perdure.store.sqlite.commit import QUERIES
-from perdure.store.sqlite.connect import connect, translated
+from perdure.store.sqlite.connect import connect, leaves_doubts, translated
 from perdure.store.sqlite.rows import run_info, worker_info
 
 IDLE_READERS_MAX = 4
@@ -24,45 +26,83 @@ class Readers:
         self.path = path
         self._busy_seconds = busy_seconds
         self._idle = list[sqlite3.Connection]()
+        self._lent = 0
         self._is_closed = False
+        self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def connection(self) -> Iterator[sqlite3.Connection]:
+    def connection(self) -> Generator[sqlite3.Connection, None, None]:
         try:
             connection = self._take()
-            try:
-                yield connection
-            finally:
-                self._give_back(connection)
         except sqlite3.Error as error:
             raise translated(error, self.path) from error
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            self._give_back(connection, is_good=not leaves_doubts(error))
+            raise translated(error, self.path) from error
+        except BaseException:
+            self._give_back(connection)
+            raise
+        self._give_back(connection)
 
     @contextlib.contextmanager
-    def snapshot(self) -> Iterator[sqlite3.Connection]:
+    def snapshot(self) -> Generator[sqlite3.Connection, None, None]:
         """Reads that all see the same state."""
         with self.connection() as connection:
             connection.execute("BEGIN")
-            try:
-                yield connection
-            finally:
-                connection.execute("COMMIT")
+            yield connection
+            connection.execute("COMMIT")
 
     def _take(self) -> sqlite3.Connection:
+        with self._changed:
+            idle = self._idle.pop() if self._idle else None
+            self._lent += 1
+        if idle is not None:
+            return idle
         try:
-            return self._idle.pop()
-        except IndexError:
             return connect(self.path, busy_seconds=self._busy_seconds, is_reader=True)
+        except BaseException:
+            self._count_back()
+            raise
 
-    def _give_back(self, connection: sqlite3.Connection) -> None:
-        if self._is_closed or connection.in_transaction or len(self._idle) >= IDLE_READERS_MAX:
+    def _give_back(self, connection: sqlite3.Connection, *, is_good: bool = True) -> None:
+        """One in the middle of something is closed, which ends it."""
+        is_kept = is_good and len(self._idle) < IDLE_READERS_MAX and not connection.in_transaction
+        if not is_kept:
             connection.close()
-        else:
-            self._idle.append(connection)
+        self._count_back(connection if is_kept else None)
+
+    def _count_back(self, connection: sqlite3.Connection | None = None) -> None:
+        with self._changed:
+            self._lent -= 1
+            if connection is not None:
+                self._idle.append(connection)
+            if self._is_closed:
+                self._close_idle()
+            self._changed.notify_all()
 
     def close(self) -> None:
-        self._is_closed = True
+        """What is lent is closed when it comes back."""
+        with self._changed:
+            self._is_closed = True
+            self._close_idle()
+
+    def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
+
+    # ── fork ─────────────────────────────────────────────────────────────────────────────────
+    def rest(self, *, until: float) -> bool:
+        """Wait until nothing is lent; from then on nothing is, because the lock is kept."""
+        self._changed.acquire()
+        if self._changed.wait_for(lambda: self._lent == 0, max(0.0, until - time.monotonic())):
+            return True
+        self._changed.release()
+        return False
+
+    def go_on(self) -> None:
+        self._changed.release()
 
     # ── what is read ─────────────────────────────────────────────────────────────────────────
     def all(self, name: str, *parameters: Any) -> list[Any]:

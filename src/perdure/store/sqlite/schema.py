@@ -49,7 +49,7 @@ def _version(connection: sqlite3.Connection, path: str) -> int:
 def _migrate(connection: sqlite3.Connection, number: int, script: str) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        for statement in _statements(script):
+        for statement in statements_of(script):
             connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {number}")
@@ -60,7 +60,7 @@ def _migrate(connection: sqlite3.Connection, number: int, script: str) -> None:
         raise
 
 
-def _statements(script: str) -> list[str]:
+def statements_of(script: str) -> list[str]:
     """The script's statements one by one: `executescript` would commit before it starts."""
     statements, piece = list[str](), ""
     for line in script.splitlines(keepends=True):

@@ -25,7 +25,7 @@ from perdure.store.protocol import (
     WorkerInfo,
     Write,
 )
-from perdure.store.sqlite import care, workers
+from perdure.store.sqlite import care, forks, workers
 from perdure.store.sqlite.commit import QUERIES, Commit, append_alone
 from perdure.store.sqlite.locks import Liveness, check_locks_hold
 from perdure.store.sqlite.reading import Readers
@@ -45,7 +45,8 @@ class SqliteStore:
         self._clock = clock or SystemClock()
         self._pid = os.getpid()
         self._is_closed = False
-        self._open(busy_seconds)
+        with forks.opening(self):
+            self._open(busy_seconds)
 
     def _open(self, busy_seconds: float) -> None:
         check_locks_hold(f"{self._path}-turn")
@@ -61,6 +62,10 @@ class SqliteStore:
             raise
 
     @property
+    def path(self) -> str:
+        return self._path
+
+    @property
     def url(self) -> str:
         return f"sqlite:///{self._path}"
 
@@ -71,6 +76,11 @@ class SqliteStore:
             raise StoreError(f"{self._path}: this handle is closed; open the store anew")
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
+    def writing(self) -> Writer:
+        """A transaction of one's own: `with store.writing() as connection`."""
+        self._check_usable()
+        return self._writer
+
     def commit(self, writes: Sequence[Write]) -> list[Outcome]:
         self._check_usable()
         for write in writes:
@@ -114,7 +124,7 @@ class SqliteStore:
         lease_until = _lease_until(now, lease_seconds)
         row = (worker, socket.gethostname(), self._pid, now, lease_until, json.dumps(list(workflows)))
         with self._writer as connection:
-            if workers.has_entered(connection, worker) and not self._liveness.is_dead(worker):
+            if self._liveness.proves(worker) and workers.has_entered(connection, worker):
                 raise StoreError(f"worker {worker} has entered already; give each worker a name of its own")
             self._liveness.prove(worker)
             workers.bury(connection, worker, proven=False, retry_after=(), now=now)
@@ -133,8 +143,7 @@ class SqliteStore:
             connection.execute(QUERIES["leave_runs"], {"worker": worker, "now": self._clock.now()})
             connection.execute(QUERIES["delete_worker"], (worker,))
             self._writer.facts.forget()
-            self._liveness.sweep(worker)
-        self._liveness.drop(worker)
+        self._liveness.remove(worker)
 
     def kill(self, worker: str) -> None:
         """Drop the worker's proof of life, as its process's death would. The worker does not notice. For tests."""
@@ -158,7 +167,9 @@ class SqliteStore:
                 return 0
             freed = workers.bury(connection, dead, proven=proven, retry_after=retry_after, now=self._clock.now())
             self._writer.facts.forget()
-            return len(freed)
+        if proven:
+            self._liveness.remove(dead)
+        return len(freed)
 
     def claim(
         self, worker: str, *, now: int, limit: int, known: Known, only: frozenset[str] | None = None
@@ -251,9 +262,30 @@ class SqliteStore:
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
+        forks.closed(self)
         self._liveness.close()
         self._readers.close()
         self._writer.close()
+
+    # ── fork ─────────────────────────────────────────────────────────────────────────────────
+    def rest(self, *, until: float) -> bool:
+        """Before a fork: wait until no thread uses a connection, and keep it so."""
+        if not self._writer.rest(until=until):
+            return False
+        if self._readers.rest(until=until):
+            return True
+        self._writer.go_on()
+        return False
+
+    def go_on(self) -> None:
+        self._readers.go_on()
+        self._writer.go_on()
+
+    def abandon(self) -> None:
+        """In the child of a fork: its copies of files and connections are closed, the parent's stay as they are."""
+        self._liveness.close()
+        self._readers.close()
+        self._writer.abandon()
 
 
 def _lease_until(now: int, lease_seconds: float) -> int:

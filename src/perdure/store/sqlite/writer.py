@@ -10,11 +10,11 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 from perdure.errors import StoreBusyError
-from perdure.store.sqlite.connect import connect, translated
+from perdure.store.sqlite.connect import connect, leaves_doubts, translated
 from perdure.store.sqlite.turns import Turns
 
 RUNS_REMEMBERED_MAX = 50_000
@@ -62,7 +62,7 @@ class Writer:
             self._look_for_news(connection)
             return connection
         except BaseException as error:
-            self._undo()
+            self._undo(error)
             self._end_turn()
             self._raise_ours(error)
             raise
@@ -72,7 +72,7 @@ class Writer:
             if error is None:
                 self._commit()
             else:
-                self._undo()
+                self._undo(error)
         finally:
             self._end_turn()
         if error is not None:
@@ -82,12 +82,12 @@ class Writer:
         try:
             self._connected().execute("COMMIT")
         except BaseException as error:
-            self._undo()
+            self._undo(error)
             self._raise_ours(error)
             raise
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[sqlite3.Connection]:
+    def turn(self) -> Generator[sqlite3.Connection, None, None]:
         """The connection, alone among all threads and processes, outside a transaction."""
         self._take_turn()
         try:
@@ -121,7 +121,7 @@ class Writer:
             self._version = None
         return self._connection
 
-    def _undo(self) -> None:
+    def _undo(self, error: BaseException) -> None:
         """Roll back; a connection that cannot even do that is replaced by the next transaction."""
         self.facts.forget()
         connection = self._connection
@@ -129,6 +129,8 @@ class Writer:
             if connection is not None and connection.in_transaction:
                 connection.execute("ROLLBACK")
         except sqlite3.Error:
+            self._drop_connection()
+        if leaves_doubts(error):
             self._drop_connection()
 
     def _drop_connection(self) -> None:
@@ -171,3 +173,14 @@ class Writer:
                 self._drop_connection()
         finally:
             self._turns.close()
+
+    # ── fork ─────────────────────────────────────────────────────────────────────────────────
+    def rest(self, *, until: float) -> bool:
+        return self._lock.acquire(timeout=max(0.0, until - time.monotonic()))
+
+    def go_on(self) -> None:
+        self._lock.release()
+
+    def abandon(self) -> None:
+        self._drop_connection()
+        self._turns.close_in_child()

@@ -50,7 +50,13 @@ def fresh_id() -> bytes:
 
 
 def row(seq: int, kind: str = "step.done", **fields: Any) -> Row:
-    given = {"at": 1000 + seq, "envelope": b"e%d" % seq, "input": None, "output": b"o", "hash": b"%032d" % seq}
+    given: dict[str, Any] = {
+        "at": 1000 + seq,
+        "envelope": b"e%d" % seq,
+        "input": None,
+        "output": b"o",
+        "hash": b"%032d" % seq,
+    }
     return Row(seq, kind=kind, **{**given, **fields})
 
 
@@ -84,7 +90,8 @@ def letter(run_id: str = "r", kind: str = "message", **fields: Any) -> Letter:
 
 
 def released(**fields: Any) -> Change:
-    return Change(**{"status": Status.WAITING, "reason": "timer", "release": True, **fields})
+    given: dict[str, Any] = {"status": Status.WAITING, "reason": "timer", "release": True}
+    return Change(**{**given, **fields})
 
 
 class StoreCase:
@@ -140,10 +147,17 @@ class StoreCase:
 
     def start(self, run_id: str = "r", **fields: Any) -> int:
         """A run owned by `w` under epoch 1, with one event; gives its rid."""
-        return self.done(new_run(run_id, **{"owner": "w", **fields})).rid
+        fields.setdefault("owner", "w")
+        return self.done(new_run(run_id, **fields)).rid
 
-    def claim(self, worker: str = "w", limit: int = 1000, **fields: Any) -> list[Claim]:
-        return self.store.claim(worker, **{"now": self.clock.now(), "limit": limit, "known": KNOWN, **fields})
+    def claim(
+        self,
+        worker: str = "w",
+        limit: int = 1000,
+        known: frozenset[tuple[str, int]] = KNOWN,
+        only: frozenset[str] | None = None,
+    ) -> list[Claim]:
+        return self.store.claim(worker, now=self.clock.now(), limit=limit, known=known, only=only)
 
     def claimed(self, worker: str = "w", **fields: Any) -> list[str]:
         return [claim.info.run_id for claim in self.claim(worker, **fields)]

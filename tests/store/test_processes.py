@@ -1,0 +1,187 @@
+"""Several processes on one file, and their deaths."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+from tests.store.conftest import Spawn, finished, line, tell
+
+from perdure.errors import StoreBusyError
+from perdure.store.protocol import Filter
+from perdure.store.sqlite import SqliteStore
+from perdure.testing.conformance.base import KNOWN, append, new_run
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "perdure.db")
+
+
+def check_file(path: str) -> None:
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    connection.close()
+
+
+def test_four_processes_write_many_runs_without_an_error(path: str, spawn: Spawn) -> None:
+    children = [spawn("many_runs", path, f"w{number}", 50, 5) for number in range(4)]
+    assert [finished(child) for child in children] == [["done"]] * 4
+    store = SqliteStore(path)
+    heads = list(store.heads())
+    assert len(heads) == 200
+    assert {length for _, _, length, _ in heads} == {6}
+    store.close()
+    check_file(path)
+
+
+def test_eight_processes_open_an_empty_file_at_once(path: str, spawn: Spawn) -> None:
+    children = [spawn("open_only", path) for _ in range(8)]
+    for child in children:
+        tell(child)
+    assert [finished(child) for child in children] == [["1"]] * 8
+    check_file(path)
+
+
+@pytest.mark.parametrize("after", [0, 1, 7, 14])
+def test_killed_in_the_middle_of_a_migration_the_next_opener_does_it(path: str, spawn: Spawn, after: int) -> None:
+    child = spawn("stall_in_migration", path, after)
+    assert line(child) == "stalled"
+    waiting = spawn("open_only", path)
+    tell(waiting)
+    child.kill()
+    assert finished(waiting) == ["1"]
+    check_file(path)
+
+
+def test_what_was_committed_survives_a_kill_at_any_moment(path: str, spawn: Spawn) -> None:
+    choice = random.Random(7)
+    children = {f"w{number}": spawn("append_forever", path, f"w{number}") for number in range(4)}
+    store = SqliteStore(path)
+    said = dict[str, int]()
+    for worker, child in children.items():
+        for _ in range(choice.randrange(1, 200)):
+            line(child)
+        child.send_signal(signal.SIGKILL)
+        whole_lines = child.communicate()[0].split("\n")[:-1]
+        said[worker] = int(whole_lines[-1]) if whole_lines else 2
+    for worker, length in said.items():
+        info = store.find(f"run-of-{worker}")
+        assert info is not None
+        assert store.load(info.rid).length >= length
+    assert sorted(store.lost("me")) == [(worker, True) for worker in sorted(children)]
+    store.close()
+    check_file(path)
+
+
+def test_a_killed_process_is_lost_at_once_and_its_runs_are_taken_over(path: str, spawn: Spawn) -> None:
+    child = spawn("live", path, "w")
+    assert line(child) == "alive"
+    store = SqliteStore(path)
+    store.enter("v", lease_seconds=10, workflows=["agent"])
+    assert store.lost("v") == []
+    assert store.take_over("w", proven=True, retry_after=[0.0]) == 0
+    child.kill()
+    child.wait()
+    assert store.lost("v") == [("w", True)]
+    assert store.take_over("w", proven=True, retry_after=[0.0, 10.0]) == 1
+    (claim,) = store.claim("v", now=2**60, limit=9, known=KNOWN)
+    assert (claim.info.run_id, claim.lost_owner, claim.lost_how) == ("run-of-w", "w", "proof")
+    store.close()
+
+
+def test_a_stopped_process_is_not_proven_dead(path: str, spawn: Spawn) -> None:
+    child = spawn("live", path, "w")
+    assert line(child) == "alive"
+    child.send_signal(signal.SIGSTOP)
+    store = SqliteStore(path)
+    assert store.lost("v") == []
+    child.send_signal(signal.SIGCONT)
+    store.close()
+
+
+def test_commits_of_another_process_are_news(path: str, spawn: Spawn) -> None:
+    store = SqliteStore(path)
+    assert not store.changed()
+    child = spawn("live", path, "w")
+    assert line(child) == "alive"
+    assert store.changed()
+    assert not store.changed()
+    store.close()
+
+
+def test_what_is_remembered_is_forgotten_when_another_process_commits(path: str, spawn: Spawn) -> None:
+    """The run is taken over by another handle; this one remembers it as its own until it looks again."""
+    store, other = SqliteStore(path), SqliteStore(path)
+    store.enter("w", lease_seconds=10, workflows=["agent"])
+    (outcome,) = store.commit([new_run("r", owner="w")])
+    rid = getattr(outcome, "rid", 0)
+    store.commit([append(rid, 1)])
+    other.take_over("w", proven=False, retry_after=[0.0])
+    (refused,) = store.commit([append(rid, 2)])
+    assert type(refused).__name__ == "Fenced"
+    store.close()
+    other.close()
+
+
+def test_a_writer_waits_for_its_turn_and_gives_up_in_time(path: str, spawn: Spawn) -> None:
+    store = SqliteStore(path, busy_seconds=0.05)
+    child = spawn("hold_the_turn", path)
+    assert line(child) == "holding"
+    assert not store.is_free()
+    for _ in range(3):
+        with pytest.raises(StoreBusyError, match=r"others have been writing for too long"):
+            store.commit([new_run("r")])
+    assert store.find("r") is None
+    tell(child)
+    assert line(child) == "released"
+    store.close()
+
+
+def test_a_turn_that_comes_too_late_is_passed_on(path: str, spawn: Spawn) -> None:
+    """The first store gave up waiting; when the turn reaches it after all, the second must get it."""
+    impatient, patient = SqliteStore(path, busy_seconds=0.05), SqliteStore(path)
+    child = spawn("hold_the_turn", path)
+    assert line(child) == "holding"
+    with pytest.raises(StoreBusyError):
+        impatient.commit([new_run("r")])
+    tell(child)
+    assert line(child) == "released"
+    assert len(patient.commit([new_run("s")])) == 1
+    assert len(patient.commit([new_run("t")])) == 1
+    impatient.close()
+    patient.close()
+
+
+def test_a_killed_process_gives_its_turn_up(path: str, spawn: Spawn) -> None:
+    store = SqliteStore(path)
+    child = spawn("hold_the_turn", path)
+    assert line(child) == "holding"
+    child.kill()
+    assert len(store.commit([new_run("r")])) == 1
+    assert [info.run_id for info in store.runs(Filter())] == ["r"]
+    store.close()
+
+
+def test_a_fork_leaves_the_parent_alone_and_proves_nothing_for_it(path: str, spawn: Spawn) -> None:
+    child = spawn("fork", path)
+    assert line(child) == "True []"
+    assert line(child) == "parent goes on"
+    assert line(child) == "parent dies"
+    child.wait()
+    tell(child)
+    assert line(child) == "[('parent', True)]"
+    store = SqliteStore(path)
+    assert sorted((run_id, length) for run_id, _, length, _ in store.heads()) == [("childs", 2), ("parents", 2)]
+    store.close()
+    check_file(path)
+
+
+def test_a_fork_in_the_middle_of_a_read_makes_a_child_that_cannot_open_it(path: str, spawn: Spawn) -> None:
+    said = finished(spawn("fork_while_reading", path))
+    assert set(said[:-1]) == {"refused"}
+    assert said[-1] == "True"
+    check_file(path)

@@ -1,0 +1,327 @@
+"""What is SQLite's own about the SQLite store: its file, its connections, and what goes wrong with a disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.errors import (
+    HistoryCorruptError,
+    PerdureBug,
+    PerdureError,
+    StoreBusyError,
+    StoreError,
+    StoreFormatError,
+    StoreFullError,
+    StoreReadOnlyError,
+    StoreUnsupportedError,
+)
+from perdure.store.protocol import Done, Filter
+from perdure.store.sqlite import SqliteStore, connect, locks, schema, writer
+from perdure.testing.conformance.base import append, new_run, row
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "perdure.db")
+
+
+@pytest.fixture
+def store(path: str) -> Iterator[SqliteStore]:
+    store = SqliteStore(path, busy_seconds=0.05)
+    store.enter("w", lease_seconds=600, workflows=["agent"])
+    yield store
+    store.close()
+
+
+def start(store: SqliteStore, run_id: str = "r") -> int:
+    (outcome,) = store.commit([new_run(run_id, owner="w")])
+    assert isinstance(outcome, Done)
+    return outcome.rid
+
+
+def raw(path: str, *statements: str) -> list[object]:
+    """Run statements on the file by other means than ours."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        return [connection.execute(statement).fetchall() for statement in statements]
+    finally:
+        connection.close()
+
+
+# ── connections ──────────────────────────────────────────────────────────────────────────────
+def test_every_connection_has_every_pragma(path: str) -> None:
+    SqliteStore(path).close()
+    for is_reader in (False, True):
+        connection = connect.connect(path, busy_seconds=7.5, is_reader=is_reader)
+        values = {
+            name: connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous", "busy_timeout", "query_only", "trusted_schema")
+        }
+        expected = {"journal_mode": "wal", "synchronous": 2, "busy_timeout": 7500, "trusted_schema": 0}
+        assert values == {**expected, "query_only": int(is_reader)}
+        connection.close()
+
+
+def test_a_reader_keeps_no_writer_waiting(store: SqliteStore, path: str) -> None:
+    rid = start(store)
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM events").fetchall()
+    assert store.commit([append(rid, 1)]) == [Done(rid, 2)]
+    reader.close()
+
+
+def test_a_writer_keeps_no_reader_waiting(store: SqliteStore, path: str) -> None:
+    rid = start(store)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("DELETE FROM events")
+    assert store.load(rid).length == 1
+    assert not store.changed()
+    other.close()
+
+
+def test_what_other_tools_lock_is_waited_for_and_then_given_up(store: SqliteStore, path: str) -> None:
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusyError, match=r"perdure\.db: .*; "):
+        store.commit([new_run("r")])
+    other.execute("ROLLBACK")
+    other.close()
+    assert len(store.commit([new_run("r")])) == 1
+
+
+def test_a_connection_that_cannot_roll_back_is_replaced(store: SqliteStore) -> None:
+    """Whatever broke it, the next commit has a new one, with every pragma."""
+    rid = start(store)
+    with pytest.raises(PerdureError), store.writing() as connection:
+        connection.close()
+    assert store.commit([append(rid, 1)]) == [Done(rid, 2)]
+    with store.writing() as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+# ── files that cannot be a store ─────────────────────────────────────────────────────────────
+def test_a_file_of_something_else_is_refused_and_not_touched(path: str) -> None:
+    raw(path, "CREATE TABLE precious (x)")
+    before = Path(path).read_bytes()
+    with pytest.raises(StoreFormatError, match="belongs to something else"):
+        SqliteStore(path)
+    assert Path(path).read_bytes() == before
+
+
+def test_another_applications_file_is_refused(path: str) -> None:
+    raw(path, "PRAGMA application_id = 42")
+    with pytest.raises(StoreFormatError, match="belongs to something else"):
+        SqliteStore(path)
+
+
+def test_a_file_that_is_no_database_is_refused(path: str) -> None:
+    Path(path).write_text("Dear diary, " * 100)
+    with pytest.raises(StoreFormatError, match=r"not a SQLite database"):
+        SqliteStore(path)
+
+
+def test_a_store_of_a_newer_perdure_is_refused(path: str) -> None:
+    SqliteStore(path).close()
+    raw(path, "PRAGMA user_version = 999")
+    with pytest.raises(StoreFormatError, match=r"999 was written by a newer perdure.*upgrade"):
+        SqliteStore(path)
+
+
+def test_an_empty_file_becomes_a_store(path: str) -> None:
+    Path(path).touch()
+    SqliteStore(path).close()
+    assert raw(path, "PRAGMA application_id", "PRAGMA user_version", "PRAGMA journal_mode") == [
+        [(schema.APPLICATION_ID,)],
+        [(1,)],
+        [("wal",)],
+    ]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"there is no folder .*nowhere; create it"):
+        SqliteStore(str(tmp_path / "nowhere" / "perdure.db"))
+
+
+def test_a_place_where_locks_do_not_hold_is_refused(path: str) -> None:
+    with pytest.raises(StoreUnsupportedError, match="keep the store on a local disk"):
+        locks.check_locks_hold(path, take=lambda fd: True)
+
+
+def test_a_place_without_locks_is_refused(path: str) -> None:
+    def take(_fd: int) -> bool:
+        raise OSError(95, "Operation not supported")
+
+    with pytest.raises(StoreUnsupportedError, match="keep the store on a local disk"):
+        locks.check_locks_hold(path, take=take)
+
+
+def test_a_closed_handle_says_so_and_closes_again_without_a_word(path: str) -> None:
+    store = SqliteStore(path)
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.commit([])
+    with pytest.raises(StoreError, match="closed"):
+        store.find("r")
+
+
+def test_the_same_file_by_another_name_is_the_same_store(tmp_path: Path, path: str) -> None:
+    (tmp_path / "link.db").symlink_to(path)
+    one, two = SqliteStore(path), SqliteStore(str(tmp_path / "link.db"))
+    assert one.url == two.url == f"sqlite:///{path}"
+    one.close()
+    two.close()
+
+
+# ── values and damage ────────────────────────────────────────────────────────────────────────
+@pytest.mark.parametrize("fields", [{"at": 2**63}, {"at": "text"}, {"envelope": object()}, {"kind": "\ud800"}])
+def test_a_value_that_cannot_be_stored_harms_no_other_write(store: SqliteStore, fields: dict[str, Any]) -> None:
+    rids = [start(store, f"r{number}") for number in range(3)]
+    good = [append(rid, 1) for rid in rids]
+    bad = append(start(store, "bad"), 1, rows=(row(1, **fields),))
+    with pytest.raises(PerdureBug, match="SQLite does not take"):
+        store.commit([good[0], bad, *good[1:]])
+    assert [store.load(rid).length for rid in rids] == [2, 2, 2]
+    assert store.commit(good) == [Done(rid, 2) for rid in rids]
+
+
+def test_a_gap_in_a_history_is_corruption(store: SqliteStore, path: str) -> None:
+    rid = start(store)
+    store.commit([append(rid, 1, 5)])
+    raw(path, f"DELETE FROM events WHERE rid = {rid} AND seq = 3")
+    with pytest.raises(HistoryCorruptError, match="run r has no event 3"):
+        store.load(rid)
+    assert store.load(rid, from_seq=4).length == 6
+
+
+def test_a_damaged_file_is_corruption(path: str) -> None:
+    store = SqliteStore(path)
+    store.commit([new_run(f"r{number}", rows=tuple(row(seq) for seq in range(200))) for number in range(20)])
+    store.close()
+    with open(path, "r+b") as file:
+        file.seek(4096 * 3)
+        file.write(b"\xff" * (os.path.getsize(path) - 4096 * 4))
+    store = SqliteStore(path)
+    with pytest.raises(HistoryCorruptError, match="restore a backup"):
+        list(store.heads())
+    store.close()
+
+
+# ── a disk that is full, or cannot be written ────────────────────────────────────────────────
+def fill(store: SqliteStore, rid: int) -> int:
+    """Append until nothing fits any more; gives the length that was reached."""
+    length = 1
+    for _ in range(10_000):
+        big = row(length, output=os.urandom(20_000))
+        try:
+            store.commit([append(rid, length, rows=(big,))])
+        except StoreFullError:
+            return length
+        length += 1
+    pytest.fail("it never got full")
+
+
+def check_full(store: SqliteStore, path: str) -> int:
+    rid = start(store)
+    length = fill(store, rid)
+    for _ in range(3):
+        with pytest.raises(StoreFullError, match="no space left"):
+            store.commit([append(rid, length, rows=(row(length, output=os.urandom(200_000)),))])
+    assert store.load(rid).length == length
+    return rid
+
+
+def test_a_file_that_may_not_grow_is_full_and_goes_on_when_it_may(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def small(connection: sqlite3.Connection, *, busy_seconds: float, is_reader: bool) -> None:
+        connect_as_usual(connection, busy_seconds=busy_seconds, is_reader=is_reader)
+        connection.execute("PRAGMA max_page_count = 200")
+
+    connect_as_usual = connect.configure
+    monkeypatch.setattr(connect, "configure", small)
+    store = SqliteStore(path)
+    store.enter("w", lease_seconds=600, workflows=["agent"])
+    rid = check_full(store, path)
+    with store.writing() as connection:
+        connection.execute("PRAGMA max_page_count = 100000")
+    length = store.load(rid).length
+    assert store.commit([append(rid, length)]) == [Done(rid, length + 1)]
+    store.close()
+
+
+def test_of_a_batch_that_does_not_fit_what_fits_is_written(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def small(connection: sqlite3.Connection, *, busy_seconds: float, is_reader: bool) -> None:
+        connect_as_usual(connection, busy_seconds=busy_seconds, is_reader=is_reader)
+        connection.execute("PRAGMA max_page_count = 200")
+
+    connect_as_usual = connect.configure
+    monkeypatch.setattr(connect, "configure", small)
+    store = SqliteStore(path)
+    store.enter("w", lease_seconds=600, workflows=["agent"])
+    one, two, three = (start(store, run_id) for run_id in ("one", "two", "three"))
+    huge = append(two, 1, rows=(row(1, output=b"x" * 2_000_000),))
+    with pytest.raises(StoreFullError):
+        store.commit([append(one, 1), huge, append(three, 1)])
+    assert [store.load(rid).length for rid in (one, two, three)] == [2, 1, 2]
+    store.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 2 MB, where this user may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=2m", "none", disk], check=False).returncode:
+        pytest.skip("cannot mount a small disk here")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_a_full_disk_loses_nothing_and_the_store_goes_on_when_there_is_room(small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 500_000)
+    store = SqliteStore(str(small_disk / "perdure.db"))
+    store.enter("w", lease_seconds=600, workflows=["agent"])
+    rid = check_full(store, store.path)
+    ballast.unlink()
+    length = store.load(rid).length
+    assert store.commit([append(rid, length)]) == [Done(rid, length + 1)]
+    store.close()
+    assert raw(store.path, "PRAGMA integrity_check") == [[("ok",)]]
+
+
+def test_a_disk_that_turns_read_only_is_named_and_the_store_goes_on_afterwards(small_disk: Path) -> None:
+    store = SqliteStore(str(small_disk / "perdure.db"))
+    store.enter("w", lease_seconds=600, workflows=["agent"])
+    rid = start(store)
+    with store.writing() as connection:
+        connection.execute("PRAGMA query_only = ON")
+    with pytest.raises(StoreReadOnlyError, match="cannot be written"):
+        store.commit([append(rid, 1)])
+    assert store.commit([append(rid, 1)]) == [Done(rid, 2)]
+    store.close()
+
+
+def test_a_read_only_disk_is_named_at_opening(small_disk: Path) -> None:
+    SqliteStore(str(small_disk / "perdure.db")).close()
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(StoreReadOnlyError, match=r"check the folder's permissions"):
+        SqliteStore(str(small_disk / "perdure.db"))
+
+
+# ── what is remembered between commits ───────────────────────────────────────────────────────
+def test_the_memory_of_verified_runs_is_bounded(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "RUNS_REMEMBERED_MAX", 10)
+    rids = [start(store, f"r{number}") for number in range(30)]
+    assert store.commit([append(rid, 1) for rid in rids]) == [Done(rid, 2) for rid in rids]
+    assert len(store.runs(Filter())) == 30
