@@ -1,0 +1,1 @@
+"""Reads runs, stores and source code, and tells about them. Performs nothing."""
