@@ -4,7 +4,7 @@
     scripts/bench --peers floor perdure-sqlite --cases seq fan --reps 5 --name before
 
 Each repetition has a fresh store and fresh processes. Results go to bench/results/NAME.json, all repetitions, and to
-NAME.md, the tables of their medians. bench/README.md says what the cases are.
+NAME.md, the tables of their medians; a NAME that exists is added to. bench/README.md says what the cases are.
 """
 
 from __future__ import annotations
@@ -279,19 +279,21 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="keep stores and logs, and say where")
     given = parser.parse_args()
     compiled_as_after_pip()
-    results: Measured = {"machine": machine(), "results": []}
     folder = HERE / "results"
     folder.mkdir(exist_ok=True)
+    file = folder / f"{given.name}.json"
+    results: Measured = json.loads(file.read_text()) if file.exists() else {"machine": machine(), "results": []}
     for case in given.cases:  # the peers of one case right after each other: the machine's mood changes
         for peer in given.peers:
             if case in getattr(worker.peer_class(peer), "leaves_out", ()):
                 continue
             line = measure(peer, case, given)
-            results["results"].append(line)
+            others = [each for each in results["results"] if (each["peer"], each["case"]) != (peer, case)]
+            results["results"] = sorted([*others, line], key=lambda each: PEERS.index(each["peer"]))
             print(json.dumps({name: line[name] for name in ("peer", "case", "n", "median")}), flush=True)
-            (folder / f"{given.name}.json").write_text(json.dumps(results, indent=1) + "\n")
-    (folder / f"{given.name}.md").write_text(tables.markdown(results))
-    print(f"\n{tables.markdown(results)}\nwritten to {folder / given.name}.json and .md")
+            file.write_text(json.dumps(results, indent=1) + "\n")
+    file.with_suffix(".md").write_text(tables.markdown(results))
+    print(f"\n{tables.markdown(results)}\nwritten to {file} and {file.stem}.md")
 
 
 if __name__ == "__main__":

