@@ -186,7 +186,8 @@ def helper(q: str) -> str:
 FIXED: list[object] = [
     Declared(), None, True, 7, 1.5, "text", b"bytes", (1, ("a", Mode.FAST)), frozenset({1}), timedelta(days=2),
     re.compile("x"), asyncio, Agent, list[int], int | None, T, helper, print, Frozen(), Retry(), object(),
-    logging.getLogger("app"), contextvars.ContextVar[str]("request"), range(3), ..., around(1),
+    logging.getLogger("app"), logging.LoggerAdapter(logging.getLogger("app")),
+    contextvars.ContextVar[str]("request"), range(3), ..., around(1),
 ]  # fmt: skip
 
 

@@ -272,6 +272,7 @@ def test_well_placed_in_a_step(body: str) -> None:
 def test_a_def_workflow_calls_def_steps_directly() -> None:
     header = "@workflow\ndef flow(q: str, words: set[str]) -> None:"
     assert in_workflow("x = add(1, 2)\nadd(1)", header) == []
+    assert in_workflow("import threading; threading.Thread(target=f)", header) == []
     assert in_workflow("time.time()", header) == ["clock"]
     assert in_workflow("add()", header) == ["wrong-arguments"]
 

@@ -190,7 +190,7 @@ CANNOT_CHANGE: tuple[type, ...] = (
     type(None), bool, int, float, complex, str, bytes, range, type(...), type(NotImplemented),
     datetime, date, time, timedelta, timezone, ZoneInfo, Decimal, Fraction, UUID, Enum, PurePath, re.Pattern,
     types.ModuleType, type, types.GenericAlias, types.UnionType, typing.TypeVar, typing.ParamSpec, typing.NewType,
-    logging.Logger, ContextVar,
+    logging.Logger, logging.LoggerAdapter, ContextVar,
 )  # fmt: skip
 """Loggers and context variables can, but they are found by name, and each run has a context of its own."""
 

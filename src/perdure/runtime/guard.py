@@ -52,7 +52,7 @@ _FILE = Reach("uses the file system", "Do it in a step.")
 _NETWORK = Reach("uses the network", "Do it in a step.")
 _PROCESS = Reach("uses another process", "Do it in a step.")
 _THREAD = Reach("starts a thread", "Make it a `def` step: `await work.call(...)` runs it in a thread.")
-_PERSON = Reach("waits for somebody at the keyboard", "Use `await perdure.ask(...)` or `perdure.receive(...)`.")
+_PERSON = Reach("waits for somebody at the keyboard", "Use `await perdure.receive(...)`.")
 
 BY_PACKAGE: Mapping[str, Reach] = {
     "uuid": Reach("makes a new id", "Use perdure.uuid4(), or do it in a step."),

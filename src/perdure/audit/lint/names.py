@@ -202,9 +202,14 @@ def _kind(scope: Scope, function: Function) -> Kind | None:
     return next((kind for kind in kinds if kind is not None), None)
 
 
+INNER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
 def nodes_here(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
     """All nodes in the order of the source, without what is inside of nested functions and classes."""
-    for node in body:
+    waiting = list(reversed(body))
+    while waiting:
+        node = waiting.pop()
         yield node
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            yield from nodes_here(list(ast.iter_child_nodes(node)))
+        if not isinstance(node, INNER):
+            waiting.extend(reversed(list(ast.iter_child_nodes(node))))

@@ -24,6 +24,8 @@ from perdure.audit.lint.names import (
     scope_of_module,
 )
 
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
 
 class Hit(NamedTuple):
     """A place that is against a rule. `found` fills the placeholders of the rule's text."""
@@ -36,23 +38,26 @@ class Hit(NamedTuple):
 
 def read(tree: ast.Module) -> Iterator[Hit]:
     """All hits in a module."""
-    for declared in _all_declared(tree.body, scope_of_module(tree)):
+    decorated = [node.lineno for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and node.decorator_list]
+    for declared in _all_declared(tree.body, scope_of_module(tree), decorated):
         if declared.kind is not None:
             reader = Reader(declared)
             reader.read(declared)
             yield from reader.hits
 
 
-def _all_declared(body: Sequence[ast.AST], scope: Scope) -> Iterator[Declared]:
-    """The functions of a module, also those inside of functions and classes."""
+def _all_declared(body: Sequence[ast.AST], scope: Scope, decorated: Sequence[int]) -> Iterator[Declared]:
+    """The functions of a module, also those inside of functions and classes. `decorated`: lines worth looking for."""
     for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        last_line = getattr(node, "end_lineno", None) or 0
+        if isinstance(node, FUNCTIONS):
             _, binding = scope.find(node.name) or (None, None)
             if isinstance(binding, Declared) and binding.function is node:
                 yield binding
-            yield from _all_declared(node.body, scope_of_function(node, scope))
-        else:
-            yield from _all_declared(list(ast.iter_child_nodes(node)), scope)
+            if any(node.lineno < line <= last_line for line in decorated):
+                yield from _all_declared(node.body, scope_of_function(node, scope), decorated)
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield from _all_declared(list(ast.iter_child_nodes(node)), scope, decorated)
 
 
 @dataclass
@@ -132,7 +137,7 @@ class Reader(ast.NodeVisitor):
         if not self.in_workflow:
             return
         rule = rules.CALLS.get(name) or _rule_of_package(node, name) or _rule_of_clock(node, name)
-        if rule is not None:
+        if rule is not None and (self.root.is_async or rule not in rules.ASYNC_ONLY):
             self.hit(rule, node, name.removeprefix("builtins."))
         if name in rules.GATHERERS:
             self._check_gathered(node)

@@ -89,7 +89,7 @@ _ALL = (
         "blocking-sleep",
         "Sleeping without letting others run",
         Severity.ERROR,
-        "time.sleep() stops all runs of this process, and is slept again on every replay.",
+        "time.sleep() stops all that runs on this thread, and is slept again on every replay.",
         "Use `await perdure.sleep(...)`; in a `def` workflow perdure.sync.sleep(...).",
         "time.sleep(60)",
         "await perdure.sleep(60)",
@@ -245,6 +245,9 @@ _CALLS: Mapping[str, tuple[str, ...]] = {
 }
 CALLS: Mapping[str, str] = {name: rule for rule, names in _CALLS.items() for name in names}
 """Functions by their full name, and the rule that a call of them is against. `f()` in a name is what f returns."""
+
+ASYNC_ONLY = frozenset({"thread"})
+"""A `def` workflow is hosted in a thread, and may have more of them: what it calls is recorded wherever it runs."""
 
 PACKAGES: tuple[tuple[str, str], ...] = (
     ("random.", "randomness"),
