@@ -29,6 +29,7 @@ from perdure.api.inside import (
     uuid4,
 )
 from perdure.api.runtime import Runtime, Worker, lifespan
+from perdure.api.script import run
 from perdure.api.workflow import step, workflow
 from perdure.errors import (
     DeclarationError,

@@ -101,6 +101,10 @@ class Runtime(Client):
         host.release_idle()
         return left
 
+    def executes(self, workflow: str, version: int) -> bool:
+        """Whether runs of this workflow and version are executed here."""
+        return (workflow, version) in self._catalog
+
     @property
     def _host(self) -> Host:
         if self._host_open is None:

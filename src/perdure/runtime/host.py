@@ -86,6 +86,8 @@ class Host:
             guard=_guard() if options.guard else None, stopwatch=options.stopwatch,
         )  # fmt: skip
         self.turns.on_letters = self.kick
+        if options.adopt != "all":
+            self.turns.on_child = self.own.add  # whose run is continued, its children are
         self.lease = options.lease(
             self.worker, store, options.lease_seconds, driving=lambda: self.turns.driving,
             on_lost=lambda: self._loop.call_soon_threadsafe(self._lost_everything), now=clock.now,

@@ -104,6 +104,7 @@ class Turns:
         self.on_standstill: Callable[[int, Standstill], None] = lambda rid, how: None
         self.on_gone: Callable[[LiveRun], None] = lambda _: None
         self.on_letters: Callable[[], None] = lambda: None
+        self.on_child: Callable[[str], None] = lambda _: None
         self._open_turns: dict[int, tuple[LiveRun, float]] = {}
         self._threads = ThreadPoolExecutor(TURN_THREADS_MAX, thread_name_prefix="perdure-turn")
         self._guard = guard
@@ -124,6 +125,8 @@ class Turns:
             log.error("run %s cannot be loaded: %s", claim.info.run_id, error)
             return
         self.live[live.rid] = live
+        for started in live.execution.known.children.values():
+            self.on_child(started.run_id)
         if claim.lost_owner is not None:
             live.record(e.TakenOver(claim.lost_owner, claim.lost_how or "", live.epoch))
             self._mark(live)
@@ -378,6 +381,7 @@ class Turns:
             self._loop.call_soon(self.admit_new, info, new, input_raw)
 
     def _record_child(self, live: LiveRun, ask: ChildAsk, *, is_attached: bool) -> None:
+        self.on_child(ask.run_id)
         live.watches.append(Watch(ask.run_id, live.rid, mail.child_key(ask)))
         started = e.ChildStarted(
             *ask.key, ask.name, ask.use, ask.run_id, ask.spec.version, ask.packed.digest, ask.on_cancel, is_attached

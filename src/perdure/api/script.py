@@ -1,0 +1,204 @@
+"""`perdure.run(call)`: one call, to its end, from a script. Killed and started again, it goes on where it stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+from perdure.api.calls import Call
+from perdure.api.client import Run
+from perdure.api.runtime import Runtime
+from perdure.api.settings import store_from
+from perdure.api.workflow import AnyWorkflow, SyncWorkflow, Workflow
+from perdure.clock import SystemClock
+from perdure.codec import digest
+from perdure.errors import RunConflictError, UsageError
+from perdure.specs import WorkflowSpec
+from perdure.store.protocol import FINAL, Filter, RunInfo, Status, Store
+
+R = TypeVar("R")
+
+UNFINISHED = frozenset(Status) - FINAL
+RUNS_PER_READ = 500
+
+
+def run(
+    call: Call[R],
+    id: str | None = None,
+    *,
+    store: str | Store | None = None,
+    workflows: Iterable[Any] = (),
+    provide: Mapping[type, Any] | None = None,
+    wait_blocked: bool = False,
+) -> R:
+    """Execute a workflow here, to its end, and give its result, or raise what it raised.
+
+    Without an id it goes on with the unfinished run of the same workflow and input, and says so on stderr; only if
+    there is none, a new one is started. With an id it is that run, finished or not. Ctrl-C leaves the run as it is: it
+    goes on the next time. Runs of others in the store are let be.
+
+    Known to it are the call's workflow and those that its code names, besides `workflows`. RunBlockedError when the run
+    is parked, unless `wait_blocked`. UsageError under a running event loop: `await runtime.start(...)` there.
+
+    >>> run(greet.call("you"), store=":memory:")  # doctest: +SKIP
+    'hello you'
+    """
+    known = dict.fromkeys([*with_children([_workflow_of(call)]), *workflows])
+    clock = SystemClock()
+    opened = store_from(store, clock)
+    try:
+        runtime = Runtime(opened, workflows=known, adopt="own", provide=provide, clock=clock)
+        return asyncio.run(_run(runtime, opened, call, id, wait_blocked=wait_blocked))
+    finally:
+        if opened is not store:
+            opened.close()
+
+
+def _workflow_of(call: Call[Any]) -> AnyWorkflow:
+    """The workflow that is called. UsageError for other things, and where nobody could wait for it."""
+    if _is_loop_running():
+        name = getattr(getattr(call, "of", None), "name", "agent")
+        raise UsageError(
+            f"perdure.run() cannot wait inside a running event loop: `run = await runtime.start({name}.call(...))` and "
+            "`await run.result()` there, in `async with perdure.Runtime(...) as runtime:`"
+        )
+    if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(
+            f"perdure.run({call!r}): give it a call that is not made yet, as in perdure.run(agent.call(x))"
+        )
+    if not isinstance(call.of, Workflow | SyncWorkflow):
+        raise UsageError(
+            f"perdure.run({call.of.name}.call(...)): {call.of.name} is no workflow; decorate it with @workflow"
+        )
+    return call.of
+
+
+def _is_loop_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def _run(runtime: Runtime, store: Store, call: Call[R], id: str | None, *, wait_blocked: bool) -> R:
+    async with runtime:
+        run = await start_or_attach(runtime, store, call, id)
+        if run.how != "started":
+            _say(f"run {run.id} {'goes on' if run.how == 'attached' else run.how}")
+        try:
+            return await run.result(wait_blocked=wait_blocked)
+        except asyncio.CancelledError:
+            _say(f"stopped; run {run.id} goes on the next time")
+            raise
+
+
+def _say(what: str) -> None:
+    print(f"perdure: {what}", file=sys.stderr)  # noqa: T201
+
+
+# ── which run ───────────────────────────────────────────────────────────────────────────────
+
+
+async def start_or_attach(
+    runtime: Runtime, store: Store, call: Call[R], id: str | None = None, *, tags: Mapping[str, str] | None = None
+) -> Run[R]:
+    """The run of that id in the runtime's store; without one, the unfinished run of the same workflow and input, else a
+    new one.
+
+    Its id follows from workflow and input, so that of several scripts at the same time one starts it and the others
+    attach. RunConflictError if the unfinished run is of a version that is not executed here."""
+    if id is None:
+        spec = cast(WorkflowSpec, call.of.spec)
+        input_digest = digest(spec.arguments.dumps(call.args, call.kwargs))
+        return await runtime.start(call, id=_id_for(runtime, store, spec, input_digest), tags=tags)
+    return await runtime.start(call, id=id, tags=tags)
+
+
+def _id_for(runtime: Runtime, store: Store, spec: WorkflowSpec, input_digest: bytes) -> str:
+    info = _unfinished(store, spec.name, input_digest)
+    if info is None:
+        return _next_id(store, f"{spec.name}-{input_digest.hex()[:8]}")
+    if not runtime.executes(info.workflow, info.version):
+        raise RunConflictError(
+            f"run {info.run_id} has the same input and is unfinished, but is of version {info.version}, which is not "
+            f"executed here (this is version {spec.version}): add that version to workflows=[...], cancel that run, or "
+            "give an id= to start another"
+        )
+    return info.run_id
+
+
+def _unfinished(store: Store, workflow: str, input_digest: bytes) -> RunInfo | None:
+    """The newest unfinished run of this workflow and input that is nobody's child."""
+    before = None
+    while page := store.runs(Filter(workflow, UNFINISHED, before_rid=before, limit=RUNS_PER_READ)):
+        for info in page:
+            if info.input_digest == input_digest and info.parent_run_id is None:
+                return info
+        before = page[-1].rid
+    return None
+
+
+def _next_id(store: Store, stem: str) -> str:
+    """A free `stem-number`, the same for all who look at the same time; found in few looks, however many there are."""
+    free, taken = 1, 0
+    while store.find(f"{stem}-{free}") is not None:
+        free, taken = free * 2, free
+    while free - taken > 1:
+        middle = (free + taken) // 2
+        free, taken = (free, middle) if store.find(f"{stem}-{middle}") is not None else (middle, taken)
+    return f"{stem}-{free}"
+
+
+# ── which workflows ─────────────────────────────────────────────────────────────────────────
+
+
+def with_children(workflows: Iterable[AnyWorkflow]) -> list[AnyWorkflow]:
+    """These workflows, and those that their code names: by a global, a closure, or an attribute of a module.
+
+    What is found otherwise (in a dict, by getattr) has to be registered by hand."""
+    found: list[AnyWorkflow] = []
+    pending = list(workflows)
+    while pending:
+        workflow = pending.pop(0)
+        if workflow not in found:
+            found.append(workflow)
+            pending += _named_in(workflow.spec.function, set())
+    return found
+
+
+def _named_in(function: Any, seen: set[int]) -> Iterator[AnyWorkflow]:
+    """The workflows that a function names, or a plain function of the same package that it names."""
+    seen.add(id(function))
+    for value in _named_values(function):
+        if isinstance(value, Workflow | SyncWorkflow):
+            yield value
+        elif isinstance(value, types.FunctionType) and id(value) not in seen and _package(value) == _package(function):
+            yield from _named_in(value, seen)
+
+
+def _package(function: types.FunctionType) -> str:
+    return function.__module__.partition(".")[0]
+
+
+def _named_values(function: types.FunctionType) -> Iterator[Any]:
+    for code in _codes(function.__code__):
+        for name in code.co_names:
+            value = function.__globals__.get(name)
+            yield value
+            if isinstance(value, types.ModuleType):
+                yield from (vars(value).get(attribute) for attribute in code.co_names)
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # not bound yet
+            yield cell.cell_contents
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
