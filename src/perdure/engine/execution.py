@@ -166,7 +166,7 @@ class Execution:
     __slots__ = (
         "_loose_randoms", "_root", "beginning", "cancelled", "commands", "compare_all_inputs", "ending", "expected", "failure",
         "handed", "holding", "is_closing", "is_replaying", "is_unwinding", "known", "log", "loop", "mailbox", "memo", "notes",
-        "now_us", "open", "receivers", "run_id", "same_manifest", "spec", "state",
+        "now_us", "open", "outcomes_left", "receivers", "run_id", "same_manifest", "spec", "state",
     )  # fmt: skip
 
     def __init__(
@@ -207,6 +207,7 @@ class Execution:
         self.ending: Ending | None = None
         self.state: bytes | None = None
         self.is_replaying = False
+        self.outcomes_left = 0
         self.is_closing = False
         self.is_unwinding = False
         self._root: LoopTask | None = None
@@ -240,6 +241,8 @@ class Execution:
             self.mailbox.setdefault(event.name, deque()).append(output or b"null")
         if not event.is_outcome or self.failure is not None or self.ending is not None:
             return
+        if self.outcomes_left:
+            self.outcomes_left -= 1
         if at > self.now_us:
             self.now_us = at
             self.loop.move_time(at / MICROSECONDS)
@@ -444,7 +447,7 @@ class Execution:
         when = self.loop.next_deadline()
         if when is None and not self.open:
             when = self.loop.next_deadline_of_any()
-        return None if when is None else -int(-when * MICROSECONDS // 1)
+        return None if when is None else _due_at(when)
 
     @property
     def is_deadlocked(self) -> bool:
@@ -659,10 +662,13 @@ class Execution:
         return False
 
     def patched(self, patch: str) -> bool:
-        """Whether the code behind this guard may run; answered once per run and recorded."""
+        """Whether the code behind this guard may run; answered once per run and recorded.
+
+        What is recorded behind this place shows that the run has passed it: calls, waits, and outcomes that are still
+        to be delivered (a timer or a message belongs to no recorded call)."""
         answer = self.known.patches.get(patch)
         if answer is None:
-            answer = not self.known.recorded and not self.expected
+            answer = not (self.known.recorded or self.expected or self.outcomes_left)
             self.known.patches[patch] = answer
             self.notes.append(e.Patched(patch, answer))
         return answer
@@ -807,6 +813,12 @@ def _view(spec: StepSpec, raw: bytes, args: tuple[Any, ...], kwargs: dict[str, A
     if spec.digest_view is not None:
         return digest(msgspec.json.encode(spec.digest_view(*args, **kwargs), order="sorted"))
     return digest(without(raw, spec.ignore)) if spec.ignore else None
+
+
+def _due_at(when: float) -> int:
+    """The first microsecond at which a timer of the loop is due. Rounding alone may fall short of it by one."""
+    at = -int(-when * MICROSECONDS // 1)
+    return at if at / MICROSECONDS >= when else at + 1
 
 
 def _told(w: Waiting) -> str:
