@@ -120,6 +120,7 @@ class Writer:
     def _finish_later(self, jobs: list[Job], commit: asyncio.Future[list[Outcome] | StoreError]) -> None:
         self._is_busy = False
         self._finish(jobs, commit.result())
+        self.schedule()  # whoever asked for a commit while this one was under way was not heard
 
     def _finish(self, jobs: list[Job], outcomes: list[Outcome] | StoreError) -> None:
         if isinstance(outcomes, StoreError):
