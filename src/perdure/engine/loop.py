@@ -142,6 +142,11 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         finally:
             self._leave(outer, hooks)
 
+    @property
+    def is_dry(self) -> bool:
+        """Whether nothing is ready to run."""
+        return not self._ready
+
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """While it lasts this thread's running loop and generator hooks are this loop's; `run_dry` then need not swap
