@@ -1,0 +1,163 @@
+"""What has to hold after every simulation, whatever went wrong in it.
+
+Histories are dense, chained, ordered in time, complete, and end as the index says. Replayed from the start, each gives
+the same ending, and the same trace as the execution that wrote its end; every other execution, of a worker that died or
+let go, saw a beginning of that trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from perdure.engine.execution import Completed, Ending, Execution, Failed, NextChapter, WasCancelled
+from perdure.history import events as e
+from perdure.history.chain import GENESIS, link
+from perdure.runtime.load import Past
+from perdure.store.protocol import Row, RunInfo, Status, Stored
+from perdure.testing import workflows
+from perdure.testing.interpreter import Seen, Trace
+
+if TYPE_CHECKING:
+    from perdure.testing.simulator import Simulator
+
+ENDINGS: dict[type[e.Event], Status] = {
+    e.RunCompleted: Status.COMPLETED,
+    e.RunFailed: Status.FAILED,
+    e.RunCancelled: Status.CANCELLED,
+}
+
+
+def judge(simulator: Simulator) -> None:
+    """Look at every run; what is wrong is told as problems of the simulator."""
+    observed = list(simulator.traces)
+    for rid in simulator.runs:
+        _Judge(simulator, simulator.store.load(rid, from_seq=0), observed).judge()
+
+
+class _Judge:
+    """One run."""
+
+    def __init__(self, simulator: Simulator, stored: Stored, observed: Sequence[tuple[Trace, Execution]]) -> None:
+        self._simulator = simulator
+        self._stored = stored
+        self._info: RunInfo = stored.info
+        self._events = [e.decode(row.envelope) for row in stored.rows]
+        self._observed = [(trace, execution) for trace, execution in observed if trace.run_id == stored.info.run_id]
+
+    def judge(self) -> None:
+        self._judge_chain()
+        self._judge_outcomes()
+        self._judge_messages()
+        if self._judge_end():
+            for chapter, (first, last) in enumerate(self._chapters()):
+                self._judge_chapter(chapter, first, last)
+
+    def _problem(self, what: str) -> None:
+        self._simulator.problem(f"{self._info.run_id}: {what}")
+
+    # ── the history ──────────────────────────────────────────────────────────────────────────
+    def _judge_chain(self) -> None:
+        head, at = GENESIS, 0
+        for seq, row in enumerate(self._stored.rows):
+            head = link(head, seq, row.at, row.envelope)
+            if row.seq != seq or row.hash != head:
+                self._problem(f"event {row.seq} is not dense and chained at position {seq}")
+            if row.at < at:
+                self._problem(f"event {seq} is earlier than the one before")
+            at = row.at
+
+    def _judge_outcomes(self) -> None:
+        """A call has one outcome, a step that was recorded gave what steps give, no event follows the end."""
+        seen: set[tuple[int, tuple[str, int]]] = set()
+        chapter = 0
+        for index, event in enumerate(self._events):
+            if isinstance(event, e.ChapterStarted):
+                chapter = event.number
+            if isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
+                if (chapter, event.key) in seen:
+                    self._problem(f"event {index}: a second outcome of {event.label}")
+                seen.add((chapter, event.key))
+            if isinstance(event, e.ENDINGS) and index + 1 != len(self._events):
+                self._problem(f"event {index} is an end, and others follow")
+
+    def _judge_messages(self) -> None:
+        """No message arrives twice; those of one name arrive in the order in which they were sent."""
+        sent = [number for run_id, _, number in self._simulator.sent if run_id == self._info.run_id]
+        arrived = [self._number(row) for row, event in self._rows() if isinstance(event, e.MessageArrived)]
+        if arrived != sent[: len(arrived)]:
+            self._problem(f"messages {sent} were sent and arrived as {arrived}")
+
+    def _rows(self) -> list[tuple[Row, e.Event]]:
+        return list(zip(self._stored.rows, self._events, strict=True))
+
+    def _number(self, row: Row) -> int:
+        return int(row.output or b"-1")
+
+    def _judge_end(self) -> bool:
+        last = self._events[-1]
+        if ENDINGS.get(type(last)) is not self._info.status:
+            self._problem(f"status {self._info.status}, and the last event is {e.kind(last)}")
+            return False
+        if self._info.owner is not None or self._info.due_at is not None:
+            self._problem("it has ended, and still has an owner or is due")
+        return True
+
+    def _chapters(self) -> list[tuple[int, int]]:
+        """Where each chapter begins and ends: the positions of its first event and of the one after its last."""
+        starts = [0, *(index for index, event in enumerate(self._events) if isinstance(event, e.ChapterStarted))]
+        return list(zip(starts, [*starts[1:], len(self._events)], strict=True))
+
+    # ── replay ───────────────────────────────────────────────────────────────────────────────
+    def _judge_chapter(self, chapter: int, first: int, last: int) -> None:
+        past = Past(self._stored._replace(rows=self._stored.rows[first:last]), self._simulator.store)
+        spec = workflows.simulated.spec
+        execution = Execution(
+            spec, self._info.run_id, past.beginning(), known=past.known(), same_manifest=True, compare_all_inputs=True
+        )
+        before = len(self._simulator.traces)
+        past.replay(execution)
+        traces = self._simulator.traces[before:]
+        ending = self._events[last] if last < len(self._events) else self._events[-1]
+        is_forced = isinstance(ending, e.RunCancelled) and ending.forced
+        if execution.failure is not None:
+            self._problem(f"replay of chapter {chapter} fails ({execution.failure.reason}): {execution.failure.hint}")
+        elif not is_forced and not self._is_same_end(execution.ending, past, ending, last):
+            self._problem(f"replay of chapter {chapter} ends with {execution.ending}, the history with {ending}")
+        if traces:
+            self._judge_traces(chapter, traces[0][0])
+        execution.close()
+
+    def _is_same_end(self, ending: Ending | None, past: Past, event: e.Event, last: int) -> bool:
+        match ending, event:
+            case Completed(output), e.RunCompleted():
+                return output == past.output(len(past.events) - 1)
+            case Failed(output), e.RunFailed():
+                return output == past.output(len(past.events) - 1)
+            case WasCancelled(), e.RunCancelled():
+                return True
+            case NextChapter(), e.ChapterStarted():
+                return ending.input == self._stored.rows[last].input
+            case _:
+                return False
+
+    def _judge_traces(self, chapter: int, final: Trace) -> None:
+        """Each execution of this chapter saw a beginning of what the replay saw. With lazy steps, one that died may
+        have seen results that were lost with it."""
+        for trace, execution in self._observed:
+            if trace.chapter != chapter:
+                continue
+            has_ended = execution.ending is not None
+            if has_ended and len(trace.seen) != len(final.seen):
+                self._problem(f"an execution of chapter {chapter} ended after {len(trace.seen)} of {len(final.seen)} sights")
+            if trace.seen != final.seen[: len(trace.seen)] and not self._simulator.program.has_lazy:
+                self._problem(f"chapter {chapter} {_difference(trace.seen, final.seen)}")
+
+
+def _difference(one: Sequence[Any], other: Sequence[Any]) -> str:
+    index = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other)))
+    shown = [" ".join(str(seen) for seen in seen[max(0, index - 3) : index + 3]) for seen in (one, other)]
+    return f"was seen differently from sight {index} on: first\n    ... {shown[0]}\n  in the replay\n    ... {shown[1]}"
+
+
+__all__ = ["Seen", "judge"]

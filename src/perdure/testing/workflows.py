@@ -1,0 +1,168 @@
+"""The one workflow that runs every program of the simulator, and the steps that programs make."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Awaitable
+from typing import Protocol
+
+import perdure
+from perdure import Retry, step, workflow
+from perdure.api.calls import execution_here
+from perdure.engine.execution import Execution
+from perdure.testing import programs as p
+from perdure.testing.interpreter import ChildHandle, OddError, Trace, evaluate
+
+RETRY = Retry(max_attempts=3, first_delay=0.02, jitter=0)
+SHORT_SECONDS = 0.1
+
+
+class Stage(Protocol):
+    """Where a program is performed: who watches it, and how long its steps take."""
+
+    program: p.Program
+
+    def began(self, trace: Trace, execution: Execution) -> None:
+        """A run's code begins, for the first time or again."""
+        ...
+
+    def step_began(self, body: Body) -> None:
+        """A step's body begins."""
+        ...
+
+    def takes(self, node: p.Step) -> float:
+        """How many seconds the body takes this time."""
+        ...
+
+
+class Body:
+    """One execution of a step's body."""
+
+    def __init__(self, node: int, digest: int, chapter: int) -> None:
+        attempt = perdure.attempt()
+        self.node, self.digest, self.chapter = node, digest, chapter
+        self.run_id, self.label, self.number = attempt.run_id, attempt.label, attempt.number
+        self.process: object = perdure.use(Process)
+
+
+class Process:
+    """The key under which a simulated process is provided to the bodies of its steps."""
+
+
+stage: Stage
+"""The stage of the program that is being performed in this thread of this process."""
+
+
+def value_of(program: p.Program, node: int) -> int:
+    """What a step gives."""
+    return zlib.crc32(f"{program.seed}/{node}".encode())
+
+
+def _begin(node: int, digest: int, chapter: int) -> tuple[p.Step, float]:
+    stage.step_began(Body(node, digest, chapter))
+    it = stage.program.nodes[node]
+    assert isinstance(it, p.Step)
+    return it, stage.takes(it)
+
+
+def _end(node: p.Step) -> int:
+    if perdure.attempt().number <= node.fails:
+        raise ConnectionError("not this time")
+    if node.ends == "error":
+        raise ValueError(node.number)
+    if node.ends == "odd":
+        raise OddError(node.number)
+    if node.ends == "final":
+        raise perdure.Final("for good")
+    return value_of(stage.program, node.number)
+
+
+async def _perform(node: int, digest: int, chapter: int) -> int:
+    it, seconds = _begin(node, digest, chapter)
+    if seconds:
+        await asyncio.sleep(seconds)
+    return _end(it)
+
+
+@step(retry=RETRY)
+async def plain(node: int, digest: int, chapter: int) -> int:
+    return await _perform(node, digest, chapter)
+
+
+@step(retry=RETRY, record="lazy")
+async def lazy(node: int, digest: int, chapter: int) -> int:
+    return await _perform(node, digest, chapter)
+
+
+@step(retry=Retry(max_attempts=2, first_delay=0.02, jitter=0), timeout=SHORT_SECONDS)
+async def short(node: int, digest: int, chapter: int) -> int:
+    return await _perform(node, digest, chapter)
+
+
+@step(retry=RETRY)
+def threaded(node: int, digest: int, chapter: int) -> int:
+    it, _ = _begin(node, digest, chapter)
+    return _end(it)
+
+
+STEPS = {"plain": plain, "lazy": lazy, "short": short, "threaded": threaded}
+
+
+class Durable:
+    """What perdure offers to a program."""
+
+    def __init__(self, execution: Execution) -> None:
+        self.execution = execution
+
+    @property
+    def is_closing(self) -> bool:
+        return self.execution.is_closing
+
+    def step(self, node: p.Step, digest: int, chapter: int) -> Awaitable[int]:
+        return STEPS[node.which].call(node.number, digest, chapter)
+
+    def sleep(self, seconds: float) -> Awaitable[None]:
+        return perdure.sleep(seconds)
+
+    def receive(self, message: str, within: float | None) -> Awaitable[int]:
+        return perdure.receive(message, int, within=within)
+
+    def child(self, node: p.Node) -> Awaitable[int]:
+        return simulated.call(node.number, 0)
+
+    async def start_child(self, node: p.Node, *, abandons: bool) -> ChildHandle:
+        return await perdure.start(simulated.call(node.number, 0), on_cancel="abandon" if abandons else "wait")
+
+    def look(self, node: p.Look) -> object:
+        match node.at:
+            case "now":
+                return perdure.now().isoformat()
+            case "random":
+                return perdure.random()
+            case "uuid":
+                return str(perdure.uuid4())
+            case "patch":
+                return perdure.patched(f"patch {node.number % 2}")
+            case "run":
+                return perdure.current_run().id
+            case "state":
+                perdure.set_state(node.number)
+                return node.number
+
+
+@workflow
+async def simulated(node: int, chapter: int) -> int:
+    """Evaluate this node of the program on the stage."""
+    execution = execution_here()
+    assert execution is not None
+    program = stage.program
+    trace = Trace(program, Durable(execution), execution.run_id, chapter)
+    stage.began(trace, execution)
+    value = await evaluate(program.nodes[node], trace)
+    if node == program.root.number and chapter + 1 < program.chapters:
+        try:
+            perdure.continue_as_new(node, chapter + 1)
+        except perdure.UsageError as error:
+            trace.see(program.root, type(error).__name__)
+    return value
