@@ -344,18 +344,25 @@ class MemoryStore:
             there.info = there.info._replace(lease_until=_lease_until(self._clock.now(), lease_seconds))
             return True
 
-    def leave(self, worker: str) -> None:
+    def give_back(self, worker: str, *, but: frozenset[int]) -> int:
         with self._shared.lock:
             self._count_commit()
             now = self._clock.now()
-            for run in self._owned(worker):
+            lost_track_of = [run for run in self._owned(worker) if run.info.rid not in but]
+            for run in lost_track_of:
                 run.info = run.info._replace(owner=None, due_at=now, updated_at=now)
+            return len(lost_track_of)
+
+    def leave(self, worker: str) -> None:
+        with self._shared.lock:
+            self.give_back(worker, but=frozenset())
             self._shared.workers.pop(worker, None)
             self._entered.discard(worker)
 
     def workers(self) -> list[WorkerInfo]:
         with self._shared.lock:
-            return [worker.info for worker in self._shared.workers.values()]
+            infos = [worker.info for worker in self._shared.workers.values()]
+        return sorted(infos, key=lambda info: (info.started_at, info.worker))
 
     def lost(self, me: str) -> list[tuple[str, bool]]:
         with self._shared.lock:

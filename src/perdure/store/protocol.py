@@ -322,11 +322,18 @@ class Store(Protocol):
         """Extend the lease. False: the worker was declared dead; it owns nothing any more and has to `enter` anew."""
         ...
 
+    def give_back(self, worker: str, *, but: frozenset[int]) -> int:
+        """Free the runs that the worker owns, except those (rids), due at once; returns how many. For a worker that may
+        own what it does not hold: a claim whose answer was lost is still a claim."""
+        ...
+
     def leave(self, worker: str) -> None:
         """Give up: every run that the worker still owns is free and due at once; the worker's row is gone."""
         ...
 
-    def workers(self) -> list[WorkerInfo]: ...
+    def workers(self) -> list[WorkerInfo]:
+        """Who has entered, the longest there first."""
+        ...
 
     def lost(self, me: str) -> list[tuple[str, bool]]:
         """Workers other than `me` that are dead by proof (True: their lock is dropped) or by suspicion (False: their

@@ -137,6 +137,13 @@ class SqliteStore:
             until = _lease_until(self._clock.now(), lease_seconds)
             return connection.execute(QUERIES["renew_worker"], (until, worker)).rowcount == 1
 
+    def give_back(self, worker: str, *, but: frozenset[int]) -> int:
+        self._check_usable()
+        with self._writer as connection:
+            values = {"worker": worker, "now": self._clock.now(), "but": json.dumps(sorted(but))}
+            self._writer.facts.forget()
+            return connection.execute(QUERIES["give_back"], values).rowcount
+
     def leave(self, worker: str) -> None:
         self._check_usable()
         with self._writer as connection:

@@ -24,6 +24,10 @@ SELECT worker, lease_until FROM workers WHERE worker <> ?;
 -- name: leave_runs
 UPDATE runs SET owner = NULL, due_at = :now, updated_at = :now WHERE owner = :worker;
 
+-- name: give_back
+UPDATE runs SET owner = NULL, due_at = :now, updated_at = :now
+WHERE owner = :worker AND rid NOT IN (SELECT value FROM json_each(:but));
+
 -- name: owned_by
 SELECT rid, status, claimed_length, deaths, lone FROM runs WHERE owner = ? ORDER BY rid;
 
