@@ -44,7 +44,7 @@ UNWIND_SECONDS = 10.0
 HELD_LOOK_SECONDS = 0.25
 HELD_TASKS_SECONDS = 5.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_WAITING_MODULES = ("threading.py", "queue.py", "_base.py", "selectors.py")
+_WAITING_MODULES = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py", "/concurrent/futures/thread.py", "/selectors.py")
 
 
 class Unwound(BaseException):
