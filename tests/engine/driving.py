@@ -100,7 +100,8 @@ class Driver:
 
     def _start(self, command: Ask) -> None:
         self.performed.append(command.label)
-        if isinstance(command, ChildAsk) and command.key not in self.execution.known.children:
+        if isinstance(command, ChildAsk) and not command.is_started:
+            command.is_started = True
             self._record(
                 e.ChildStarted(
                     *command.key,

@@ -63,10 +63,11 @@ class StepAsk(Ask):
 
 
 class ChildAsk(Ask):
-    """A child run to be started and waited for."""
+    """A child run to be started and waited for. `is_started`: its start is recorded, or about to be."""
 
-    __slots__ = ("input", "on_cancel", "packed", "run_id", "spec")
+    __slots__ = ("input", "is_started", "on_cancel", "packed", "run_id", "spec")
     kind = "child"
+    is_started: bool
     spec: WorkflowSpec
     input: bytes
     packed: Packed

@@ -17,7 +17,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 
@@ -164,9 +164,10 @@ class Execution:
     """A run's code, its loop, and everything it has asked for and not got yet."""
 
     __slots__ = (
-        "_loose_randoms", "_root", "beginning", "cancelled", "commands", "compare_all_inputs", "ending", "expected", "failure",
-        "handed", "holding", "is_closing", "is_replaying", "is_unwinding", "known", "log", "loop", "mailbox", "memo", "notes",
-        "now_us", "open", "outcomes_left", "receivers", "run_id", "same_manifest", "spec", "state",
+        "_loose_randoms", "_root", "beginning", "cancel_carried", "cancelled", "commands", "compare_all_inputs",
+        "ending", "expected", "failure", "handed", "holding", "is_closing", "is_replaying", "is_unwinding", "known",
+        "log", "loop", "mailbox", "memo", "notes", "now_us", "open", "outcomes_left", "receivers", "run_id",
+        "same_manifest", "spec", "state",
     )  # fmt: skip
 
     def __init__(
@@ -205,6 +206,7 @@ class Execution:
         self.receivers: dict[str, deque[ReceiveAsk]] = {}
         self.failure: Blocked | None = None
         self.ending: Ending | None = None
+        self.cancel_carried: e.CancelRequested | None = None
         self.state: bytes | None = None
         self.is_replaying = False
         self.outcomes_left = 0
@@ -237,8 +239,8 @@ class Execution:
 
     def deliver(self, event: e.Event, at: int, output: bytes | None = None) -> None:
         """Hand one event to the code and let it run dry. Events that are no outcomes only move nothing."""
-        if self.ending is not None and isinstance(event, e.MessageArrived):
-            self.mailbox.setdefault(event.name, deque()).append(output or b"null")
+        if self.ending is not None:
+            self._take_after_end(event, output)
         if not event.is_outcome or self.failure is not None or self.ending is not None:
             return
         if self.outcomes_left:
@@ -266,6 +268,13 @@ class Execution:
             case _:
                 pass
         self._settle()
+
+    def _take_after_end(self, event: e.Event, output: bytes | None) -> None:
+        """What comes when the chapter has ended is for the next one."""
+        if isinstance(event, e.MessageArrived):
+            self.mailbox.setdefault(event.name, deque()).append(output or b"null")
+        elif isinstance(event, e.CancelRequested):
+            self.cancel_carried = event
 
     def _is_of_another_child(self, event: e.ChildEnded) -> bool:
         """A child that an earlier chapter left to itself may end now; nobody here asks for it."""
@@ -347,13 +356,15 @@ class Execution:
                 self._end()
 
     def _let_go(self) -> None:
-        """Nobody waits for the calls still open: steps are cancelled and fenced, children told, unless abandoned."""
+        """Nobody waits for the calls still open: steps are cancelled and fenced, children told, unless abandoned.
+
+        An abandoned child that is not started yet stays open: the end of this run has to start it first."""
         for ask in list(self.open.values()):
-            if isinstance(ask, ChildAsk) and ask.on_cancel == "abandon":
+            if not _is_abandoned(ask):
+                ask.future.cancel()
+            elif ask.is_started:
                 del self.open[ask.key]
                 self.cancelled.add(ask.key)
-            else:
-                ask.future.cancel()
 
     def _end(self) -> None:
         root = self._root
@@ -558,6 +569,7 @@ class Execution:
         task, key, use = self._identify(spec.name)
         ask = ChildAsk(key, spec.name, use, self._future())
         ask.spec, ask.input, ask.packed, ask.on_cancel = spec, raw, pack(raw, self.memo), on_cancel
+        ask.is_started = key in self.known.children
         chapter = f"{self.beginning.chapter}:" if self.beginning.chapter else ""
         ask.run_id = run_id or f"{self.run_id}/{chapter}{key[0]}.{spec.name}.{key[1]}"
         if self._claim(ask, ask.packed.digest):
@@ -674,10 +686,12 @@ class Execution:
         return answer
 
     def continue_as_new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ContinueAsNew:
-        """What ends this chapter, to be raised. UsageError in a child task, or while calls are in flight."""
+        """What ends this chapter, to be raised. UsageError in a child task, or while calls are in flight.
+
+        A receive takes nothing with it when it goes, and of an abandoned child the run wants to hear nothing."""
         if asyncio.current_task(self.loop) is not self._root:
             raise UsageError("continue_as_new() belongs into the workflow's own task, not into one that it started")
-        flying = [ask.label for ask in self.open.values() if not isinstance(ask, ReceiveAsk)]
+        flying = [ask.label for ask in self.open.values() if not (isinstance(ask, ReceiveAsk) or _is_abandoned(ask))]
         if flying:
             raise UsageError(
                 f"continue_as_new() while {', '.join(flying[:5])} is in flight: await or cancel it first, so that no "
@@ -737,6 +751,8 @@ class Execution:
         if isinstance(ask, SleepAsk):
             del self.open[ask.key]
             ask.handle.cancel()
+        elif isinstance(ask, ChildAsk) and not ask.is_started:
+            del self.open[ask.key]  # nobody has heard of it, so nobody would report its end
         elif not isinstance(ask, ReceiveAsk):
             del self.open[ask.key]
             self.cancelled.add(ask.key)
@@ -794,6 +810,10 @@ def _keep(tasks: Sequence[LoopTask]) -> None:
     for task in tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
     _kept.extend(tasks)
+
+
+def _is_abandoned(ask: Ask) -> TypeGuard[ChildAsk]:
+    return isinstance(ask, ChildAsk) and ask.on_cancel == "abandon"
 
 
 def _codec_of(ask: Ask) -> ValueCodec:

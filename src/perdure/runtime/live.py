@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from perdure.clock import Alarm
     from perdure.codec import Packed
     from perdure.runtime.performer import Flight
+
+
+CHAPTER_TO_BE_PLACED = -1
+"""Where a chapter begins is known when its append is built: what else goes into that stands before it."""
 
 
 class Entry(NamedTuple):
@@ -133,6 +138,8 @@ class LiveRun:
         if self.execution.notes:
             entries = [Entry(note) for note in self.execution.notes] + entries
             self.execution.notes = []
+        if self.change is not None and self.change.chapter_seq is not None:
+            self.change = replace(self.change, chapter_seq=self.length + _place_of_chapter(entries))
         rows, dated, blobs = self._rows(entries, now)
         append = Append(
             append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs), self.change,
@@ -207,6 +214,10 @@ class LiveRun:
             self.alarm.cancel()
             self.alarm = None
             self.alarm_at = None
+
+
+def _place_of_chapter(entries: Sequence[Entry]) -> int:
+    return next(place for place, entry in enumerate(entries) if isinstance(entry.event, e.ChapterStarted))
 
 
 Waiter = asyncio.Future[None]

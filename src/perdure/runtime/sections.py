@@ -294,6 +294,7 @@ class Journal:
         def perform(request: Request) -> None:
             ask = ChildAsk(request.key, spec.name, request.key[1] + 1, _unused_future(self.live))
             ask.spec, ask.input, ask.packed, ask.on_cancel = spec, raw, packed, "wait"
+            ask.is_started = False
             ask.run_id = f"{self.live.run_id}/{request.key[0].replace('/', '.')}.{spec.name}.{request.key[1]}"
             request.is_wait = True
             self._turns.start_child(self.live, ask)

@@ -30,7 +30,7 @@ from perdure.engine.execution import Completed, Failed, NextChapter, WasCancelle
 from perdure.errors import HistoryCorruptError, PerdureBug, RunConflictError, StoreError
 from perdure.history import events as e
 from perdure.runtime import load, mail
-from perdure.runtime.live import Entry, LiveRun, Written
+from perdure.runtime.live import CHAPTER_TO_BE_PLACED, Entry, LiveRun, Written
 from perdure.runtime.performer import Flight, Performer
 from perdure.runtime.sections import Sections
 from perdure.runtime.writer import Done as DoneCallback
@@ -361,7 +361,7 @@ class Turns:
 
     def start_child(self, live: LiveRun, ask: ChildAsk) -> None:
         """Start a child run: its first row and our note of it are one transaction."""
-        if ask.key in live.execution.known.children:
+        if ask.is_started or ask.key in live.execution.known.children:
             return
         if any(new.run_id == ask.run_id for new in live.new_runs):
             self._record_child(live, ask, is_attached=True)
@@ -382,6 +382,7 @@ class Turns:
 
     def _record_child(self, live: LiveRun, ask: ChildAsk, *, is_attached: bool) -> None:
         self.on_child(ask.run_id)
+        ask.is_started = True
         live.watches.append(Watch(ask.run_id, live.rid, mail.child_key(ask)))
         started = e.ChildStarted(
             *ask.key, ask.name, ask.use, ask.run_id, ask.spec.version, ask.packed.digest, ask.on_cancel, is_attached
@@ -415,7 +416,7 @@ class Turns:
             self.performer.cancel(live, ask.key)
         elif isinstance(ask, SectionAsk):
             self.sections.cancel(live, ask.key)
-        elif ask.on_cancel != "abandon":
+        else:
             live.letters.append(mail.letter(ask.run_id, "cancel", body=b'{"reason":"the parent cancelled it"}', now=self.clock.now()))
             live.then.append(self.on_letters)
         live.record(e.CallCancelled(*ask.key, ask.name, ask.use))
@@ -551,6 +552,9 @@ class Turns:
             if isinstance(command, Cancelled):
                 self._cancel(live, command.ask)
         live.execution.commands = []
+        for ask in list(live.execution.open.values()):
+            if isinstance(ask, ChildAsk):
+                self.start_child(live, ask)
         if isinstance(ending, NextChapter):
             self._next_chapter(live, ending)
             return
@@ -580,27 +584,38 @@ class Turns:
         self.on_letters()
 
     def _next_chapter(self, live: LiveRun, ending: NextChapter) -> None:
-        if any(entry.delivers for entry in live.entries):
+        if live.under_way is not None or any(entry.delivers for entry in live.entries):
             self._mark(live)  # a message that came meanwhile belongs to what is carried over
             return
         execution = live.execution
+        cancel = execution.cancel_carried
         chapter = execution.beginning.chapter + 1
         left_over = execution.carried()
         packed, carried = pack(ending.input, execution.memo), pack(left_over, execution.memo)
         seed = load.next_seed(execution.beginning.seed, chapter)
         event = e.ChapterStarted(chapter, seed, load.manifest(execution.spec), packed.digest, carried.digest)
         live.record(event, input=packed, output=carried)
-        live.change = Change(status=Status.RUNNING, chapter_seq=live.length + len(live.entries) - 1)
-        live.then.append(lambda: self._begin_chapter(live, event, ending.input, left_over))
+        if cancel is not None:
+            live.record(cancel)
+        live.change = Change(status=Status.RUNNING, chapter_seq=CHAPTER_TO_BE_PLACED)
+        live.then.append(lambda: self._begin_chapter(live, event, ending.input, left_over, cancel))
         live.is_leaving = True
         self._mark(live)
 
-    def _begin_chapter(self, live: LiveRun, event: e.ChapterStarted, input_raw: bytes, carried: bytes) -> None:
+    def _begin_chapter(
+        self, live: LiveRun, event: e.ChapterStarted, input_raw: bytes, carried: bytes, cancel: e.CancelRequested | None
+    ) -> None:
         live.execution.close()
-        live.execution = load.next_execution(live, event, input_raw, carried, log=log.warning)
+        execution = live.execution = load.next_execution(live, event, input_raw, carried, log=log.warning)
         live.is_leaving = False
-        live.state_written = live.execution.state
-        self._turn(live, live.execution.begin, lambda: self.advance(live))
+        live.state_written = execution.state
+
+        def turn() -> None:
+            execution.begin()
+            if cancel is not None:
+                execution.deliver(cancel, live.last_at)
+
+        self._turn(live, turn, lambda: self.advance(live))
         self.on_letters()
 
     def close(self) -> None:
