@@ -273,7 +273,7 @@ def _union(one: Any, other: Any) -> Any:
     return Union[one, other]  # noqa: UP007
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=700, deadline=None)
 @given(st.data())
 def test_every_value_of_every_hint_comes_back_the_same(data: st.DataObject) -> None:
     hint, values = data.draw(hints())
@@ -290,7 +290,7 @@ def test_every_value_of_every_hint_comes_back_the_same(data: st.DataObject) -> N
     assert codec.dumps(again) == raw
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(plain)
 def test_plain_json_comes_back_under_every_plain_hint(value: Any) -> None:
     raw = assert_comes_back(Any, value)

@@ -24,7 +24,16 @@ from perdure.errors import DeclarationError, DecodeError, EncodeError
 class ArgumentsCodec:
     """The arguments and the result of one function ⇄ canonical JSON. Get one with `arguments_codec_for`."""
 
-    __slots__ = ("_by_name", "_parameters", "_positional", "_table", "name", "result", "_var_keyword", "_var_positional")
+    __slots__ = (
+        "_by_name",
+        "_parameters",
+        "_positional",
+        "_table",
+        "_var_keyword",
+        "_var_positional",
+        "name",
+        "result",
+    )
 
     def __init__(self, name: str, parameters: list[Parameter], shapes: dict[str, Shape], result: ValueCodec) -> None:
         self.name, self.result = name, result
@@ -57,11 +66,14 @@ class ArgumentsCodec:
             if len(kwargs) and self._var_keyword is not None:
                 name = self._var_keyword
                 self._add_extras(wire, kwargs)
-            return canonical_bytes(wire)
         except Unfit as no:
             raise EncodeError(at + key_step(name) + no.path(), no.what, no.hint) from None
         except RecursionError:
             raise EncodeError(at + key_step(name), too_deep().what, too_deep().hint) from None
+        try:
+            return canonical_bytes(wire)
+        except Unfit as no:
+            raise EncodeError(at + no.path(), no.what, no.hint) from None
 
     def loads(self, raw: bytes, at: str = "$") -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What to call the function with: `fn(*args, **kwargs)`. Raises DecodeError when the record does not fit its signature."""
@@ -150,7 +162,8 @@ class ArgumentsCodec:
         for name, parameter in self._parameters.items():
             if name not in wire and parameter.default is Parameter.empty:
                 raise Unfit(
-                    f"nothing was recorded for this parameter of {self.name}()", "It is newer than the record: give it a default"
+                    f"nothing was recorded for this parameter of {self.name}()",
+                    "It is newer than the record: give it a default",
                 ).under(key_step(name))
 
     # ── the signature ──
@@ -158,31 +171,35 @@ class ArgumentsCodec:
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise what Python would raise for this call."""
         given = {each.name for each in self._positional[: len(args)]}
-        misplaced = [name for name in kwargs if name in self._parameters and self._is_positional_only(name)]
+        misplaced = [name for name in self._parameters if name in kwargs and self._is_positional_only(name)]
         for name in kwargs:
-            if name in given and name not in misplaced:
-                raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
-            if name not in self._parameters and self._var_keyword is None:
-                raise TypeError(f"{self.name}() got an unexpected keyword argument {name!r}")
-        if misplaced and self._var_keyword is None:
-            names = ", ".join(misplaced)
-            raise TypeError(f"{self.name}() got some positional-only arguments passed as keyword arguments: {names!r}")
+            if name in self._parameters and name not in misplaced:
+                if name in given:
+                    raise TypeError(f"{self.name}() got multiple values for argument {name!r}")
+            elif self._var_keyword is None:
+                raise TypeError(f"{self.name}() got {_unexpected(name, misplaced)}")
         if len(args) > len(self._positional) and self._var_positional is None:
             raise TypeError(self._too_many(len(args), kwargs))
         given |= kwargs.keys() - set(misplaced)
-        missing = [each for each in self._parameters.values() if each.default is Parameter.empty and each.name not in given]
+        missing = [
+            each for each in self._parameters.values() if each.default is Parameter.empty and each.name not in given
+        ]
         for kinds, word in ((_POSITIONAL, "positional"), ((Parameter.KEYWORD_ONLY,), "keyword-only")):
             names = [each.name for each in missing if each.kind in kinds]
             if names:
                 plural = "" if len(names) == 1 else "s"
-                raise TypeError(f"{self.name}() missing {len(names)} required {word} argument{plural}: {_listed(names)}")
+                raise TypeError(
+                    f"{self.name}() missing {len(names)} required {word} argument{plural}: {_listed(names)}"
+                )
 
     def _too_many(self, count: int, kwargs: dict[str, Any]) -> str:
         most = len(self._positional)
         least = sum(each.default is Parameter.empty for each in self._positional)
         takes = f"from {least} to {most}" if least != most else str(most)
         plural = "" if most == 1 and least == most else "s"
-        keyword_only = sum(1 for name in kwargs if self._parameters[name].kind is Parameter.KEYWORD_ONLY) if kwargs else 0
+        keyword_only = (
+            sum(1 for name in kwargs if self._parameters[name].kind is Parameter.KEYWORD_ONLY) if kwargs else 0
+        )
         also = ""
         if keyword_only:
             also = f" positional argument{'' if count == 1 else 's'} (and {keyword_only} keyword-only argument{'' if keyword_only == 1 else 's'})"
@@ -192,6 +209,12 @@ class ArgumentsCodec:
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+def _unexpected(name: str, misplaced: list[str]) -> str:
+    if misplaced:
+        return f"some positional-only arguments passed as keyword arguments: {', '.join(misplaced)!r}"
+    return f"an unexpected keyword argument {name!r}"
 
 
 def _listed(names: list[str]) -> str:

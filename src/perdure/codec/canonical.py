@@ -116,7 +116,9 @@ def _object_pieces(wire: dict[str, Any]) -> list[bytes]:
     pieces = [b"{"]
     for key in sorted(wire, key=utf16_order):
         if not is_encodable(key):
-            raise Unfit("a key with half a surrogate pair", "Such text is not Unicode: repair it first").under(key_step(key))
+            raise Unfit("a key with half a surrogate pair", "Such text is not Unicode: repair it first").under(
+                key_step(key)
+            )
         try:
             pieces += (_encode(key), b":", *_pieces(wire[key]), b",")
         except Unfit as no:

@@ -11,7 +11,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from perdure.codec.canonical import canonical_bytes
-from perdure.codec.plain import FLOAT, INT, PLAIN, STR, checked_key, escaped, float_wires, plain_from_wire, plain_to_wire, unescaped
+from perdure.codec.plain import (
+    FLOAT,
+    INT,
+    PLAIN,
+    STR,
+    checked_key,
+    escaped,
+    float_wires,
+    plain_from_wire,
+    plain_to_wire,
+    unescaped,
+)
 from perdure.codec.shape import Shape, Unfit, key_step, not_this, not_wire
 
 ARRAY = frozenset({"array"})
@@ -105,12 +116,20 @@ def fixed_tuple_shape(items: list[Shape], words: str) -> Shape:
             raise not_this(value, words)
         if len(value) != len(items):
             raise Unfit(f"{len(value)} elements where {words} is declared")
-        return [_at(index, shape.to_wire, item, depth + 1) for index, (shape, item) in enumerate(zip(items, value, strict=True))]
+        return [
+            _at(index, shape.to_wire, item, depth + 1)
+            for index, (shape, item) in enumerate(zip(items, value, strict=True))
+        ]
 
     def from_wire(wire: Any, tagged: bool) -> Any:
         if type(wire) is not list or len(wire) != len(items):
             raise not_wire(wire, words)
-        return tuple([_at(index, shape.from_wire, item, tagged) for index, (shape, item) in enumerate(zip(items, wire, strict=True))])
+        return tuple(
+            [
+                _at(index, shape.from_wire, item, tagged)
+                for index, (shape, item) in enumerate(zip(items, wire, strict=True))
+            ]
+        )
 
     return Shape(words, to_wire, from_wire, frozenset({tuple}), ARRAY)
 
@@ -211,7 +230,11 @@ def _object_shape(item: Shape, words: str) -> Shape:
 
 
 def _dict_of(
-    cls: type, to_wire: Callable[[Any, int], Any], from_wire: Callable[[Any, bool], Any], kinds: frozenset[str], words: str
+    cls: type,
+    to_wire: Callable[[Any, int], Any],
+    from_wire: Callable[[Any, bool], Any],
+    kinds: frozenset[str],
+    words: str,
 ) -> Shape:
     def checked_to_wire(value: Any, depth: int) -> Any:
         if type(value) is not cls:
@@ -326,4 +349,3 @@ def defaultdict_shape(key: Shape, item: Shape, words: str) -> Shape:
         return defaultdict(None if name is None else FACTORIES[name], plain.from_wire(wire["items"], tagged))
 
     return Shape(words, to_wire, from_wire, frozenset({defaultdict}), OBJECT)
-

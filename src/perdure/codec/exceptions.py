@@ -25,7 +25,19 @@ GROUP_MAX = 100
 """Members of one exception group that are kept."""
 
 _CARRIED = shape_of(
-    Union[Any, bytes, dt.datetime, dt.date, dt.time, dt.timedelta, Decimal, uuid.UUID, tuple[Any, ...], set[Any], frozenset[Any]]
+    Union[
+        Any,
+        bytes,
+        dt.datetime,
+        dt.date,
+        dt.time,
+        dt.timedelta,
+        Decimal,
+        uuid.UUID,
+        tuple[Any, ...],
+        set[Any],
+        frozenset[Any],
+    ]
 )
 """What an argument or attribute of an exception may be."""
 
@@ -37,11 +49,17 @@ _HIDDEN_ATTRIBUTES: dict[type[BaseException], tuple[str, ...]] = {
 _BUILTIN = {
     name: value
     for name, value in vars(builtins).items()
-    if isinstance(value, type) and issubclass(value, Exception) and not issubclass(value, (StopIteration, StopAsyncIteration))
+    if isinstance(value, type)
+    and issubclass(value, Exception)
+    and not issubclass(value, (StopIteration, StopAsyncIteration))
 }
 """Builtin classes that are rebuilt. A StopIteration cannot be thrown into a coroutine; others end the process, not a step."""
 
-_OURS = {name: value for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.PerdureError)}
+_OURS = {
+    name: value
+    for name, value in vars(errors).items()
+    if isinstance(value, type) and issubclass(value, errors.PerdureError)
+}
 
 
 def dump_exception(exc: BaseException, declared: tuple[type[BaseException], ...] = ()) -> bytes:
@@ -70,12 +88,9 @@ def _to_wire(exc: BaseException, declared: tuple[type[BaseException], ...], abov
     wire: dict[str, Any] = {"type": cls.__qualname__, "module": cls.__module__, "message": _message(exc)}
     if known is not None:
         wire["as"] = f"{family}:{known.__qualname__}"
-    args = _arguments(exc)
-    carried = [_carried(item) for item in args]
-    if _ABSENT in carried:
-        lost += [f"args[{index}]" for index, item in enumerate(carried) if item is _ABSENT]
-    else:
-        wire["args"] = carried
+    args = [_carried(item) for item in _arguments(exc)]
+    lost += [f"args[{index}]" for index, item in enumerate(args) if item is _ABSENT]
+    wire["args"] = [None if item is _ABSENT else item for item in args]
     attributes = {name: _carried(item) for name, item in _attributes(exc).items()}
     lost += [name for name, item in attributes.items() if item is _ABSENT]
     kept = {name: item for name, item in attributes.items() if item is not _ABSENT}
@@ -110,8 +125,14 @@ def _add_relatives(
 
 def _family(cls: type, declared: tuple[type[BaseException], ...]) -> tuple[str, type | None]:
     """Under whose rights it is rebuilt, and as which class: itself, or the nearest of its bases that is declared."""
+    if cls is BaseExceptionGroup:  # what it holds is rebuilt as Exceptions
+        return "builtin", ExceptionGroup
     for base in cls.__mro__:
-        if base in declared and issubclass(base, Exception) and not issubclass(base, (StopIteration, StopAsyncIteration)):
+        if (
+            base in declared
+            and issubclass(base, Exception)
+            and not issubclass(base, (StopIteration, StopAsyncIteration))
+        ):
             return "declared", base
         if base is cls and _OURS.get(cls.__name__) is cls:
             return "perdure", cls
@@ -124,10 +145,13 @@ _ABSENT: Any = object()
 
 
 def _carried(item: Any) -> Any:
+    """Its wire, or _ABSENT if it has none."""
     try:
-        return _CARRIED.to_wire(item, 4)
+        wire = _CARRIED.to_wire(item, 4)
+        canonical_bytes(wire)
     except (Unfit, RecursionError):
         return _ABSENT
+    return wire
 
 
 def _message(exc: BaseException) -> str:
@@ -167,7 +191,7 @@ def _attributes(exc: BaseException) -> dict[str, Any]:
 def _from_wire(wire: dict[str, Any], declared: tuple[type[BaseException], ...]) -> BaseException:
     members = [_from_wire(each, declared) for each in wire.get("exceptions", ())]
     attributes = {name: _CARRIED.from_wire(item, True) for name, item in wire.get("attributes", {}).items()}
-    args = tuple([_CARRIED.from_wire(item, True) for item in wire["args"]]) if "args" in wire else (wire.get("message", ""),)
+    args = tuple([_CARRIED.from_wire(item, True) for item in wire.get("args", ())])
     cls = _known_class(wire.get("as", ""), declared)
     exc = None if cls is None else _rebuilt(cls, args, wire, members)
     if exc is None:
@@ -199,7 +223,9 @@ def _rebuilt(
         args = (wire.get("message", ""), members)
     native = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     try:
-        exc: BaseException = cls.__new__(cls, *args) if issubclass(cls, BaseExceptionGroup) else native.__new__(cls, *args)  # type: ignore[call-overload]
+        exc: BaseException = (
+            cls.__new__(cls, *args) if issubclass(cls, BaseExceptionGroup) else native.__new__(cls, *args)
+        )  # type: ignore[call-overload]
         native.__init__(exc, *args)  # type: ignore[misc]
     except Exception:
         return _bare(cls, native, args)

@@ -23,7 +23,7 @@ import msgspec
 from perdure.codec import containers, models, records
 from perdure.codec.plain import BOOL, FLOAT, INT, NONE, PLAIN, STR
 from perdure.codec.scalars import RANGE, SCALARS, enum_shape
-from perdure.codec.shape import Shape, hollow_shape, refusing_shape
+from perdure.codec.shape import Shape, full_name, hollow_shape, is_secret, refusing_shape
 from perdure.codec.unions import union_shape
 
 ALIAS: type = getattr(typing, "TypeAliasType", types.NoneType)
@@ -107,7 +107,11 @@ class _Compiler:
     def build(self, hint: Any) -> Shape:
         origin = typing.get_origin(hint)
         if isinstance(hint, Unresolved):
-            return refusing_shape(hint.hint, f"its hint {hint.hint!r} cannot be resolved ({hint.reason})", "Import the name at module level")
+            return refusing_shape(
+                hint.hint,
+                f"its hint {hint.hint!r} cannot be resolved ({hint.reason})",
+                "Import the name at module level",
+            )
         if isinstance(hint, ALIAS) and ALIAS is not types.NoneType:
             return self.shape(hint.__value__)
         if isinstance(hint, typing.TypeVar):
@@ -126,7 +130,9 @@ class _Compiler:
         if origin in (typing.Union, types.UnionType):
             return union_shape([self.shape(member) for member in _members(hint)])
         if isinstance(origin, ALIAS) and ALIAS is not types.NoneType:
-            return self.shape(_bound(origin.__value__, dict(zip(origin.__type_params__, typing.get_args(hint), strict=False))))
+            return self.shape(
+                _bound(origin.__value__, dict(zip(origin.__type_params__, typing.get_args(hint), strict=False)))
+            )
         return self.of_class(hint, origin or hint, typing.get_args(hint))
 
     def type_var(self, hint: typing.TypeVar) -> Shape:
@@ -139,7 +145,6 @@ class _Compiler:
         return union_shape([self.shape(type(value)) for value in values])
 
     def of_class(self, hint: Any, cls: Any, args: tuple[Any, ...]) -> Shape:
-        cls = _CONCRETE.get(cls, cls)
         if cls in _ABSTRACT:
             return union_shape([self.shape(_applied(each, args)) for each in _ABSTRACT[cls]])
         if cls in _COLLECTIONS:
@@ -159,21 +164,25 @@ class _Compiler:
         if typing.is_typeddict(cls):
             hints = resolved_hints(cls)
             bound = type_vars_of(cls, args)
-            return records.typed_dict_shape({name: self.shape(_bound(each, bound)) for name, each in hints.items()}, words)
+            return records.typed_dict_shape(
+                {name: self.shape(_bound(each, bound)) for name, each in hints.items()}, words
+            )
         if issubclass(cls, tuple) and hasattr(cls, "_fields"):
             return records.named_tuple_shape(cls, self.field_shapes(cls, args), words)
         if issubclass(cls, msgspec.Struct):
             return records.struct_shape(cls, self.field_shapes(cls, args), words)
         if dataclasses.is_dataclass(cls) or hasattr(cls, "__attrs_attrs__"):
             return self.of_dataclass(cls, args, words)
-        if models.is_known_to_pydantic(cls) or _is_secret(cls):
+        if models.is_known_to_pydantic(cls) or is_secret(cls):
             return models.pydantic_form_shape(cls, words)
-        return refusing_shape(words, f"a value of type {_full_name(cls)}", _CLASS_HINT)
+        return refusing_shape(words, f"a value of type {full_name(cls)}", _CLASS_HINT)
 
     def of_dataclass(self, cls: Any, args: tuple[Any, ...], words: str) -> Shape:
         base = records.refused_base(cls)
         if base is not None:
-            return refusing_shape(words, f"a dataclass that is also a {base.__name__}", "Its content beside the fields would be lost")
+            return refusing_shape(
+                words, f"a dataclass that is also a {base.__name__}", "Its content beside the fields would be lost"
+            )
         make = records.dataclass_shape if dataclasses.is_dataclass(cls) else records.attrs_shape
         return make(cls, self.field_shapes(cls, args), words)
 
@@ -190,16 +199,6 @@ class _Compiler:
 
 
 _CLASS_HINT = "Make it a dataclass, or pass an id and let the step look the object up"
-
-
-def _is_secret(cls: type) -> bool:
-    from perdure.codec.shape import is_secret
-
-    return is_secret(cls)
-
-
-def _full_name(cls: type) -> str:
-    return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _none_defaults(cls: Any) -> frozenset[str]:
@@ -224,7 +223,11 @@ def _two(compiler: _Compiler, args: tuple[Any, ...]) -> tuple[Shape, Shape]:
 
 def _list(compiler: _Compiler, args: tuple[Any, ...], words: str) -> Shape:
     item = _one(compiler, args)
-    return containers.plain_container_shape(list, words) if item is PLAIN else containers.sequence_shape(list, list, item, words)
+    return (
+        containers.plain_container_shape(list, words)
+        if item is PLAIN
+        else containers.sequence_shape(list, list, item, words)
+    )
 
 
 def _tuple(compiler: _Compiler, args: tuple[Any, ...], words: str) -> Shape:
@@ -244,12 +247,11 @@ _COLLECTIONS: dict[Any, Callable[[_Compiler, tuple[Any, ...], str], Shape]] = {
     collections.deque: lambda compiler, args, words: containers.deque_shape(_one(compiler, args), words),
     collections.OrderedDict: lambda compiler, args, words: containers.ordered_dict_shape(*_two(compiler, args), words),
     collections.defaultdict: lambda compiler, args, words: containers.defaultdict_shape(*_two(compiler, args), words),
-    collections.Counter: lambda compiler, args, words: containers.counter_shape(compiler.shape(args[0]) if args else STR, words),
+    collections.Counter: lambda compiler, args, words: containers.counter_shape(
+        compiler.shape(args[0]) if args else STR, words
+    ),
 }
 
-_CONCRETE: dict[Any, Any] = {
-    typing.List: list, typing.Dict: dict, typing.Set: set, typing.FrozenSet: frozenset, typing.Tuple: tuple, typing.Deque: collections.deque,
-}  # fmt: skip
 
 
 def _applied(cls: Any, args: tuple[Any, ...]) -> Any:
@@ -265,7 +267,7 @@ def resolved_hints(owner: Any) -> dict[str, Any]:
     """The annotations of a class or function, strings evaluated; what cannot be is an Unresolved."""
     try:
         return typing.get_type_hints(owner, include_extras=True)
-    except Exception:  # noqa: BLE001 - evaluating annotations runs foreign code; what fails is found below, one by one
+    except Exception:  # evaluating annotations runs foreign code; what fails is found below, one by one
         return _hints_one_by_one(owner)
 
 
@@ -274,17 +276,25 @@ def _hints_one_by_one(owner: Any) -> dict[str, Any]:
     for holder in reversed(owner.__mro__) if isinstance(owner, type) else [owner]:
         module = sys.modules.get(getattr(holder, "__module__", ""), None)
         names = getattr(holder, "__globals__", None) or vars(module or types)
-        inner = {**vars(holder), holder.__name__: holder} if isinstance(holder, type) else {}
+        inner = {**vars(holder), holder.__name__: holder} if isinstance(holder, type) else _closure_of(holder)
         for name, hint in inspect.get_annotations(holder).items():
             hints[name] = _evaluated(hint, names, inner)
     return hints
+
+
+def _closure_of(function: Any) -> dict[str, Any]:
+    """The names that a nested function takes from the function around it."""
+    cells = zip(
+        getattr(getattr(function, "__code__", None), "co_freevars", ()), function.__closure__ or (), strict=False
+    )
+    return {name: cell.cell_contents for name, cell in cells}
 
 
 def _evaluated(hint: Any, names: Mapping[str, Any], local_names: dict[str, Any]) -> Any:
     holder = types.SimpleNamespace(__annotations__={"it": hint})
     try:
         return typing.get_type_hints(holder, dict(names), local_names, include_extras=True)["it"]
-    except Exception as no:  # noqa: BLE001 - as above
+    except Exception as no:
         return Unresolved(hint if isinstance(hint, str) else repr(hint), str(no))
 
 
@@ -306,7 +316,7 @@ def _bound(hint: Any, variables: dict[Any, Any]) -> Any:
     if isinstance(hint, typing.TypeVar):
         return variables.get(hint, hint)
     parameters = getattr(hint, "__parameters__", ())
-    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias) or not parameters:
+    if (isinstance(hint, type) and not isinstance(hint, types.GenericAlias)) or not parameters:
         return hint
     return hint[tuple(variables.get(each, each) for each in parameters)]
 
@@ -332,8 +342,8 @@ _MODULES = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
 
 def words_of(hint: Any) -> str:
     """A hint as a person would write it, without the modules: `list[Claim] | None`."""
-    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
-        return "None" if hint is types.NoneType else hint.__name__
     if hint is Any:
         return "anything"
+    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
+        return "None" if hint is types.NoneType else hint.__name__
     return _MODULES.sub("", repr(hint).replace("<locals>.", ""))

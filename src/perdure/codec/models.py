@@ -14,7 +14,7 @@ from typing import Any
 
 from perdure.codec.plain import PLAIN
 from perdure.codec.records import MISSING, Field, record_shape
-from perdure.codec.shape import SECRET_HINT, Shape, Unfit, is_secret, key_step, not_this, refusing_shape
+from perdure.codec.shape import SECRET_ADVICE, Shape, Unfit, is_secret, key_step, not_this, refusing_shape
 
 OBJECT = frozenset({"object"})
 
@@ -46,7 +46,6 @@ def model_shape(cls: Any, shape_for: Callable[[Any], Shape], words: str) -> Shap
     def make(state: dict[str, Any]) -> Any:
         value = new(cls)
         put(value, "__dict__", state)
-        put(value, "__pydantic_fields_set__", set(state))
         put(value, "__pydantic_extra__", None)
         put(value, "__pydantic_private__", None)
         return value
@@ -68,11 +67,10 @@ def model_shape(cls: Any, shape_for: Callable[[Any], Shape], words: str) -> Shap
 
     def from_wire(wire: Any, tagged: bool) -> Any:
         value = record.from_wire(wire, tagged)
-        if "$unset" in wire:
-            value.__pydantic_fields_set__.difference_update(wire["$unset"])
-        value.__pydantic_fields_set__.intersection_update(wire)
+        extra = wire.get("$extra", {})
+        explicit = (set(wire) & names).difference(wire.get("$unset", ())).union(extra)
+        put(value, "__pydantic_fields_set__", explicit)
         if cls.model_config.get("extra") == "allow":
-            extra = wire.get("$extra", {})
             put(value, "__pydantic_extra__", {key: PLAIN.from_wire(item, tagged) for key, item in extra.items()})
         if private:
             put(value, "__pydantic_private__", _private_from_wire(wire.get("$private", {}), private, tagged))
@@ -133,7 +131,7 @@ def _private_from_wire(wire: dict[str, Any], private: dict[str, Any], tagged: bo
 def pydantic_form_shape(cls: type, words: str) -> Shape:
     """A class that pydantic can write and validate: recorded in that form, if it gives back an equal value."""
     if is_secret(cls):
-        return refusing_shape(words, f"a {words}", SECRET_HINT)
+        return refusing_shape(words, f"a {words}", SECRET_ADVICE)
     adapter: Any = sys.modules["pydantic"].TypeAdapter(cls)
 
     def to_wire(value: Any, depth: int) -> Any:

@@ -36,7 +36,7 @@ SEAL_EVERY = 64
 CUTS_KEPT = 4
 """Earlier lengths of a growing array from which a new branch can still start without being hashed again."""
 
-PROBES_MAX = 64
+PROBES_MAX = 16
 """Elements at the end of an unfamiliar array that are tried as the ends of a stored prefix."""
 
 
@@ -67,11 +67,13 @@ class Cut:
     """The tails since then."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Growth:
     """One growing array: its latest text, and some of the lengths it had."""
 
     text: bytes
+    """Emptied once the memo has let go of it: whoever still holds the Packed does not hold the text."""
+
     cuts: tuple[Cut, ...]
     replaces: Growth | None = None
 
@@ -79,7 +81,7 @@ class Growth:
         """The longest earlier length that `raw` continues."""
         text = memoryview(self.text)  # slices of it are not copied
         for cut in reversed(self.cuts):
-            if len(raw) > cut.length and raw[cut.length] in b",]" and raw.startswith(text[: cut.length]):
+            if len(text) >= cut.length < len(raw) and raw[cut.length] in b",]" and raw.startswith(text[: cut.length]):
                 return cut
         return None
 
@@ -92,7 +94,12 @@ class Memo:
     """
 
     def __init__(
-        self, known: Callable[[bytes], bool] | None = None, *, digests_max: int = 65_536, arrays_max: int = 8, bytes_max: int = 8 << 20
+        self,
+        known: Callable[[bytes], bool] | None = None,
+        *,
+        digests_max: int = 65_536,
+        arrays_max: int = 8,
+        bytes_max: int = 4 << 20,
     ) -> None:
         self._ask = known
         self._digests: OrderedDict[bytes, None] = OrderedDict()
@@ -118,20 +125,22 @@ class Memo:
         for digest, _ in packed.blobs:
             self.remember(digest)
         for growth in packed.grown:
-            self._growths = [each for each in self._growths if each is not growth.replaces]
+            if growth.replaces in self._growths:
+                self._growths.remove(growth.replaces)
+                growth.replaces.text = b""
+            growth.replaces = None
             self._growths.append(growth)
         if packed.grown:
             self._trim()
 
     def _trim(self) -> None:
-        """Drop the arrays that were not seen for longest."""
-        kept: list[Growth] = []
+        """Let go of the arrays that were not seen for longest."""
         total = 0
-        for growth in reversed(self._growths[-self._arrays_max :]):
+        for count, growth in enumerate(self._growths[::-1]):
             total += len(growth.text)
-            if total <= self._bytes_max:
-                kept.append(growth)
-        self._growths = kept[::-1]
+            if total > self._bytes_max or count >= self._arrays_max:
+                growth.text = b""
+        self._growths = [growth for growth in self._growths if growth.text]
 
     def growth_of(self, raw: bytes) -> tuple[Growth, Cut] | None:
         """The growing array that this text continues, and from which length on."""
@@ -146,6 +155,8 @@ def pack(raw: bytes, memo: Memo) -> Packed:
     """What to store for this canonical text. Changes nothing: see `Memo.committed`."""
     if len(raw) <= SMALL_MAX:
         return Packed(sha256(raw).digest(), raw)
+    if REFERENCE in raw:
+        raise ValueError("a zero byte: this is no JSON text")
     packing = _Packing(memo)
     digest = packing.store(raw)
     return Packed(digest, None, tuple(packing.blobs.items()), tuple(packing.grown))
@@ -244,7 +255,7 @@ class _Packing:
         for index in range(first, len(parts)):
             length += len(parts[index]) + 1
             hasher.update(referred[index])
-            if length > SMALL_MAX:
+            if length >= SMALL_MAX:
                 prefixes.append((index + 1, length, hasher.copy()))
             hasher.update(b",")
         for count, length, hasher in reversed(prefixes):
@@ -303,9 +314,13 @@ class _Reader:
     def _read(self, digest: bytes) -> bytes:
         """Follow the bases to an array that is whole, then put the tails behind it."""
         tails: list[bytes] = []
+        followed: set[bytes] = set()
         address = digest
         while True:
             blob = self._blob(address, digest)
+            if address in followed:
+                raise HistoryCorruptError(f"blob {address.hex()} builds on itself")
+            followed.add(address)
             if blob[:1] == TAIL:
                 tails.append(blob[1 + DIGEST_SIZE :])
             elif blob[:1] == DEFLATED:
@@ -315,7 +330,9 @@ class _Reader:
             address = blob[1 : 1 + DIGEST_SIZE]
         whole = b"".join([blob[:-1], *[tail[:-1] for tail in reversed(tails)], b"]"]) if tails else blob
         if sha256(whole).digest() != digest:
-            raise HistoryCorruptError(f"blob {digest.hex()} does not hold what its digest says: the database was altered or damaged")
+            raise HistoryCorruptError(
+                f"blob {digest.hex()} does not hold what its digest says: the database was altered or damaged"
+            )
         return whole
 
     def _blob(self, address: bytes, wanted: bytes) -> bytes:

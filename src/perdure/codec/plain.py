@@ -16,15 +16,29 @@ import math
 from typing import Any
 
 from perdure.codec.canonical import SAFE_INTEGER_MAX, ecmascript_number, number_wire, surrogate_text
-from perdure.codec.shape import DEPTH_MAX, PLAIN_TYPES, Shape, Unfit, key_step, not_this, not_wire, too_deep
+from perdure.codec.shape import (
+    DEPTH_MAX,
+    PLAIN_TYPES,
+    PLAIN_WORDS,
+    Shape,
+    Unfit,
+    key_step,
+    not_this,
+    not_wire,
+    too_deep,
+)
 
 _SAFE_MIN, _SAFE_MAX = -SAFE_INTEGER_MAX, SAFE_INTEGER_MAX
 
 
 def is_own_wire(value: Any, depth: int) -> bool:
-    """Whether a dict or list is plain JSON that needs no tag anywhere. The hot path: one walk, no copies."""
+    """Whether a dict or list is plain JSON that needs no tag anywhere. The hot path: one walk, no copies.
+
+    Written out twice and without calls per item, because every value passes here.
+    """
     if depth > DEPTH_MAX:
-        raise too_deep()
+        return False
+    key = ""
     if type(value) is dict:
         for key, item in value.items():
             if type(key) is not str:
@@ -75,7 +89,7 @@ def plain_to_wire(value: Any, depth: int) -> Any:
         return float_tagged(value)
     if kind is dict or kind is list:
         return value if is_own_wire(value, depth) else _container_to_wire(value, depth)
-    raise not_this(value, "plain JSON")
+    raise not_this(value, PLAIN_WORDS)
 
 
 def _container_to_wire(value: Any, depth: int) -> Any:
@@ -152,7 +166,9 @@ def _untagged(key: str, inner: Any) -> Any:
     if key == "$s":
         return surrogate_text(inner)
     if key == "$u":
-        raise Unfit("a member of a union was recorded where plain JSON is declared", "Declare the union it was written under")
+        raise Unfit(
+            "a member of a union was recorded where plain JSON is declared", "Declare the union it was written under"
+        )
     raise Unfit(f"an unknown tag {key!r}", "A newer perdure may have written it")
 
 
@@ -180,7 +196,7 @@ def _int_of(digits: Any) -> int:
 
 def float_tagged(value: float) -> Any:
     """A float where an int could stand too: whole numbers are tagged, so that they come back as floats."""
-    if value.is_integer() and abs(value) < 1e21 or not math.isfinite(value):
+    if (value.is_integer() and abs(value) < 1e21) or not math.isfinite(value):
         return {"$f": _float_text(value)}
     return number_wire(value)
 
@@ -260,12 +276,24 @@ NONE = _scalar("None", type(None), "null")
 BOOL = _scalar("bool", bool, "boolean")
 STR = _scalar("str", str, "string")
 INT = Shape(
-    "int", _int_to_wire, _int_from_wire, frozenset({int, bool}), frozenset({"number", "boolean"}), own_wire=int, native=int | bool
+    "int",
+    _int_to_wire,
+    _int_from_wire,
+    frozenset({int, bool}),
+    frozenset({"number", "boolean"}),
+    own_wire=int,
+    native=int | bool,
 )
 FLOAT = Shape(
-    "float", _float_to_wire, _float_from_wire, frozenset({float, int}), frozenset({"number"}), own_wire=float, native=float
+    "float",
+    _float_to_wire,
+    _float_from_wire,
+    frozenset({float, int}),
+    frozenset({"number"}),
+    own_wire=float,
+    native=float,
 )
 PLAIN = Shape(
-    "plain JSON", plain_to_wire, plain_from_wire, PLAIN_TYPES,
+    PLAIN_WORDS, plain_to_wire, plain_from_wire, PLAIN_TYPES,
     frozenset({"null", "boolean", "number", "string", "array", "object"}), native=Any,
 )  # fmt: skip

@@ -46,7 +46,12 @@ class Field:
 
 
 def record_shape(
-    cls: type, fields: list[Field], make: Callable[[dict[str, Any]], Any], words: str, has_dict: bool, stray: tuple[str, ...] = ()
+    cls: type,
+    fields: list[Field],
+    make: Callable[[dict[str, Any]], Any],
+    words: str,
+    has_dict: bool,
+    stray: tuple[str, ...] = (),
 ) -> Shape:
     """A class whose instances are their fields. `make` builds one from a dict; `stray` are slots that are no fields."""
     names = frozenset(field.name for field in fields)
@@ -85,6 +90,8 @@ def record_shape(
         except Unfit as no:
             raise no.under(key_step(name)) from None
         except KeyError:
+            if tagged and "$u" in wire and len(wire) == 1:
+                return from_wire(_only_member(wire["$u"], words), True)
             state = _with_gaps_from_wire(wire, fields, tagged)
         return make(state)
 
@@ -120,6 +127,13 @@ def _with_gaps_from_wire(wire: dict[str, Any], fields: list[Field], tagged: bool
     return state
 
 
+def _only_member(mark: Any, words: str) -> Any:
+    """The wire of a record that was one member of a union when it was written, and is alone now."""
+    if type(mark) is not list or len(mark) != 3 or mark[0] != words:
+        raise Unfit(f"another member of a union was recorded where {words} is declared")
+    return mark[2]
+
+
 def _refuse_strangers(cls: type, attributes: Any, names: frozenset[str]) -> None:
     """Attributes that are not fields would be lost. Cached properties may be: they are computed again."""
     for name in attributes:
@@ -153,13 +167,13 @@ def _slots(cls: type) -> list[str]:
     return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
-def _maker(cls: type, has_dict: bool) -> Callable[[dict[str, Any]], Any]:
-    new = cls.__new__
-    if new is not object.__new__:
-        new = object.__new__
+def _maker(cls: type, fields: list[Field], has_dict: bool) -> Callable[[dict[str, Any]], Any]:
+    """Makes an instance of its fields' values, past `__init__` and whatever `__setattr__` the class has."""
+    new: Callable[[type], Any] = object.__new__
     put = object.__setattr__
+    by_descriptor = any(hasattr(getattr(cls, field.name, None), "__set__") for field in fields)
 
-    def make_slotted(state: dict[str, Any]) -> Any:
+    def make_one_by_one(state: dict[str, Any]) -> Any:
         value = new(cls)
         for name, item in state.items():
             put(value, name, item)
@@ -170,7 +184,7 @@ def _maker(cls: type, has_dict: bool) -> Callable[[dict[str, Any]], Any]:
         put(value, "__dict__", state)
         return value
 
-    return make if has_dict and not _slots(cls) else make_slotted
+    return make if has_dict and not by_descriptor else make_one_by_one
 
 
 def dataclass_shape(cls: type, shape_of: Callable[[str], Shape], words: str) -> Shape:
@@ -203,7 +217,7 @@ def _object_shape(cls: type, fields: list[Field], words: str) -> Shape:
     has_dict = cls.__dictoffset__ != 0
     names = {field.name for field in fields}
     stray = tuple(name for name in _slots(cls) if name not in names and not name.startswith("__"))
-    return record_shape(cls, fields, _maker(cls, has_dict), words, has_dict, stray)
+    return record_shape(cls, fields, _maker(cls, fields, has_dict), words, has_dict, stray)
 
 
 # ── the others ──────────────────────────────────────────────────────────────────────────────
@@ -223,16 +237,10 @@ def named_tuple_shape(cls: Any, shape_of: Callable[[str], Shape], words: str) ->
 
 def struct_shape(cls: Any, shape_of: Callable[[str], Shape], words: str) -> Shape:
     """A msgspec Struct. Its constructor is the only way to make one; the fields are set once more, whatever it did."""
-    described = msgspec.structs.fields(cls)
-    fields = [
-        Field(
-            each.name,
-            shape_of(each.name),
-            _unless(each.default, msgspec.NODEFAULT),
-            _unless(each.default_factory, msgspec.NODEFAULT),
-        )
-        for each in described
-    ]
+    names: tuple[str, ...] = cls.__struct_fields__
+    defaults: tuple[Any, ...] = cls.__struct_defaults__  # of the last fields
+    absent = (msgspec.NODEFAULT,) * (len(names) - len(defaults))
+    fields = [_struct_field(name, shape_of(name), it) for name, it in zip(names, (*absent, *defaults), strict=True)]
     force = msgspec.structs.force_setattr
     has_post_init = hasattr(cls, "__post_init__")
 
@@ -244,6 +252,11 @@ def struct_shape(cls: Any, shape_of: Callable[[str], Shape], words: str) -> Shap
         return value
 
     return record_shape(cls, fields, make, words, has_dict=cls.__dictoffset__ != 0)
+
+
+def _struct_field(name: str, shape: Shape, default: Any) -> Field:
+    factory = getattr(default, "factory", MISSING) if type(default).__module__ == "msgspec._core" else MISSING
+    return Field(name, shape, MISSING if factory is not MISSING else _unless(default, msgspec.NODEFAULT), factory)
 
 
 def typed_dict_shape(shapes: dict[str, Shape], words: str) -> Shape:

@@ -49,10 +49,11 @@ def text_shape(cls: type, to_text: Callable[[Any], str], from_text: Callable[[st
 def _zoned(moment: Any) -> str:
     """isoformat() of a datetime or time, with everything that it leaves out in brackets."""
     zone = moment.tzinfo
+    suffix = "" if zone is None or zone is dt.UTC else _zone_suffix(zone)
+    if moment.fold:
+        suffix += "[fold=1]"
     text: str = moment.isoformat()
-    if zone is not None and zone is not dt.UTC:
-        text += _zone_suffix(zone)
-    return text + "[fold=1]" if moment.fold else text
+    return text + suffix
 
 
 def _zone_suffix(zone: Any) -> str:
@@ -272,9 +273,9 @@ def _flag_shape(cls: type[enum.Flag]) -> Shape:
     def to_wire(value: Any, depth: int) -> Any:
         if type(value) is not cls:
             raise not_this(value, words)
-        names = [name for name, member in cls.__members__.items() if _is_one_bit(member._value_) and member in value]
-        if names and sum(cls.__members__[name]._value_ for name in dict.fromkeys(names)) == value._value_:
-            return "|".join(names)
+        bits = [member for member in cls if member in value]
+        if bits and sum(member._value_ for member in bits) == value._value_:
+            return "|".join([str(member._name_) for member in bits])
         return PLAIN.to_wire(value._value_, depth)
 
     def from_wire(wire: Any, tagged: bool) -> Any:
@@ -286,7 +287,3 @@ def _flag_shape(cls: type[enum.Flag]) -> Shape:
             raise not_wire(wire, words) from None
 
     return Shape(words, to_wire, from_wire, frozenset({cls}), frozenset({"string", "number", "object"}))
-
-
-def _is_one_bit(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0

@@ -16,8 +16,6 @@ DEPTH_MAX = 128
 NO_TYPE: type = type("NoType", (), {})
 """The `own` type of shapes whose values are never their own wire: no value is of this type."""
 
-type_name = "{0.__module__}.{0.__qualname__}".format
-
 
 class Unfit(Exception):
     """A value that has no wire, or a wire that has no value, under a shape. Collects its path while it rises.
@@ -111,7 +109,9 @@ def _unfilled(*_: Any) -> Any:
 
 
 def too_deep() -> Unfit:
-    return Unfit(f"more than {DEPTH_MAX} levels of nesting", "Does the value contain itself? Record an id instead of the object")
+    return Unfit(
+        f"more than {DEPTH_MAX} levels of nesting", "Does the value contain itself? Record an id instead of the object"
+    )
 
 
 def kind_of(wire: Any) -> str:
@@ -130,27 +130,33 @@ WIRE_WORDS = {
 
 def not_this(value: Any, words: str) -> Unfit:
     """The refusal of a value whose exact type is not the hint's."""
-    found = type(value)
+    found: type = type(value)
     if value is None:
         return Unfit(f"None where {words} is declared", f"Annotate it as {words} | None")
-    name = found.__qualname__
-    if found.__module__ not in ("builtins", "__main__"):
-        name = type_name(found)
-    return Unfit(f"a value of type {name} where {words} is declared", _advice(found, words))
+    if words == PLAIN_WORDS:
+        what = f"a value of type {full_name(found)}, which is not plain JSON"
+    else:
+        what = f"a value of type {full_name(found)} where {words} is declared"
+    return Unfit(what, _advice(found, words))
 
 
 def _advice(found: type, words: str) -> str:
     if is_secret(found):
-        return SECRET_HINT
-    plain = words in ("plain JSON", "anything")
-    if found in PLAIN_TYPES and not plain:
-        return f"Return exactly {words}, or change the annotation"
-    if words == "plain JSON":
-        return "Annotate the place it comes from with its type"
+        return SECRET_ADVICE
+    if words == PLAIN_WORDS:
+        return "Annotate the parameter, field or return value that holds it with its type"
+    if found in PLAIN_TYPES:
+        return "Change the value or the annotation"
     return f"It would not come back as {found.__qualname__}: declare that type, or convert it first"
 
 
-SECRET_HINT = "Secrets are never recorded: name it with perdure.secret(...) in the step that needs it"
+def full_name(cls: type) -> str:
+    """The class's name for messages, with its module unless that says nothing."""
+    return cls.__qualname__ if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{cls.__qualname__}"
+
+
+PLAIN_WORDS = "plain JSON"
+SECRET_ADVICE = "Secrets are never recorded: name it with perdure.secret(...) in the step that needs it"
 
 
 def is_secret(cls: type) -> bool:
@@ -171,7 +177,7 @@ def not_wire(wire: Any, words: str) -> Unfit:
 
 def key_step(key: Any) -> str:
     """One step of a path into an object."""
-    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{ascii(key)}]"
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!a}]"
 
 
 def union_words(words: Iterable[str]) -> str:

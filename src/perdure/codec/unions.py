@@ -58,7 +58,16 @@ def _optional(other: Shape, words: str) -> Shape:
         return other.from_wire(wire, tagged)
 
     native = None if other.native is None or other.native is Any else other.native | None
-    return Shape(words, to_wire, from_wire, other.types | NONE.types, other.kinds | NONE.kinds, own=other.own, own_wire=other.own_wire, native=native)
+    return Shape(
+        words,
+        to_wire,
+        from_wire,
+        other.types | NONE.types,
+        other.kinds | NONE.kinds,
+        own=other.own,
+        own_wire=other.own_wire,
+        native=native,
+    )
 
 
 class _Union:
@@ -78,7 +87,9 @@ class _Union:
                 self.readers.setdefault(kind, []).append(shape)
         for each, members in self.writers.items():
             members.sort(key=lambda member: _also_takes(member.shape, each))
-        self.readers = {kind: [shape for shape in rivals if _is_plain(shape)][:1] or rivals for kind, rivals in self.readers.items()}
+        self.readers = {
+            kind: [shape for shape in rivals if _is_plain(shape)][:1] or rivals for kind, rivals in self.readers.items()
+        }
 
     def shape(self) -> Shape:
         types = frozenset(self.writers)
@@ -104,15 +115,20 @@ class _Union:
         if tagged and type(wire) is dict and len(wire) == 1:
             if "$u" in wire:
                 return _marked_from_wire(wire["$u"], self.shapes, self.words)
-            if not wire.keys().isdisjoint(_SCALAR_TAGS):
-                return plain_from_wire(wire, True)
-        readers = self.readers.get(kind_of(wire), [])
+        readers = self.readers.get(_kind_under_tag(wire) if tagged else kind_of(wire), [])
         if not readers:
             raise not_wire(wire, self.words)
         return readers[0].from_wire(wire, tagged) if len(readers) == 1 else _only_that_fits(wire, tagged, readers)
 
 
-_SCALAR_TAGS = frozenset({"$f", "$i", "$s"})
+def _kind_under_tag(wire: Any) -> str:
+    """The kind of JSON that a wire would be if JSON could carry it exactly."""
+    if type(wire) is dict and len(wire) == 1:
+        return _TAGGED_KINDS.get(next(iter(wire)), "object")
+    return kind_of(wire)
+
+
+_TAGGED_KINDS = {"$f": "number", "$i": "number", "$s": "string"}
 
 
 def _self_describing(shapes: list[Shape]) -> list[Shape]:
@@ -167,4 +183,6 @@ def _only_that_fits(wire: Any, tagged: bool, readers: list[Shape]) -> Any:
         return values[0]
     if not values:
         raise refusals[0]
-    raise Unfit(f"a value that could be any of {union_words(shape.words for shape in readers)}, written without saying which")
+    raise Unfit(
+        f"a value that could be any of {union_words(shape.words for shape in readers)}, written without saying which"
+    )

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import re
 from collections.abc import Iterable
@@ -17,10 +18,20 @@ import msgspec
 
 from perdure.errors import DeclarationError
 
-_STEP = re.compile(r"""\.(?P<name>[^.\[\]*]+)|\.(?P<every>\*)|\[(?P<all>\*)\]|\[(?P<index>\d+)\]|\["(?P<quoted>(?:[^"\\]|\\.)*)"\]""")
+_STEP = re.compile(
+    r"""\.(?P<name>[^.\[\]*]+)|\.(?P<every>\*)|\[(?P<all>\*)\]|\[(?P<index>\d+)\]|\["(?P<quoted>(?:[^"\\]|\\.)*)"\]"""
+)
 
-EVERY = None
-"""The step that stands for all keys, or all elements."""
+
+class Every(enum.Enum):
+    """A step that stands for many."""
+
+    KEY = enum.auto()
+    ELEMENT = enum.auto()
+
+
+Step = str | int | Every
+Route = tuple[Step, ...]
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _array = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -37,15 +48,17 @@ def without(raw: bytes, paths: Iterable[str]) -> bytes:
 
 
 @functools.lru_cache(maxsize=1024)
-def _parsed(path: str) -> tuple[str | int | None, ...]:
-    steps: list[str | int | None] = []
+def _parsed(path: str) -> Route:
+    steps: list[Step] = []
     position = 1
     if not path.startswith("$"):
         raise DeclarationError(f"{path!r} is no path: it begins with $, like $.messages[*].id")
     while position < len(path):
         match = _STEP.match(path, position)
         if match is None:
-            raise DeclarationError(f"{path!r} is no path: not understood from {path[position:]!r} on (like $.messages[*].id)")
+            raise DeclarationError(
+                f"{path!r} is no path: not understood from {path[position:]!r} on (like $.messages[*].id)"
+            )
         steps.append(_step(match))
         position = match.end()
     if not steps:
@@ -53,7 +66,7 @@ def _parsed(path: str) -> tuple[str | int | None, ...]:
     return tuple(steps)
 
 
-def _step(match: re.Match[str]) -> str | int | None:
+def _step(match: re.Match[str]) -> Step:
     if match["name"] is not None:
         return match["name"]
     if match["index"] is not None:
@@ -61,10 +74,10 @@ def _step(match: re.Match[str]) -> str | int | None:
     if match["quoted"] is not None:
         name: str = msgspec.json.decode(f'"{match["quoted"]}"')
         return name
-    return EVERY
+    return Every.KEY if match["every"] else Every.ELEMENT
 
 
-def _pruned(raw: bytes, routes: list[tuple[str | int | None, ...]]) -> bytes:
+def _pruned(raw: bytes, routes: list[Route]) -> bytes:
     """The text without the routes' ends; parts that no route enters are copied as they stand."""
     try:
         if raw[:1] == b"{":
@@ -82,8 +95,9 @@ def _pruned(raw: bytes, routes: list[tuple[str | int | None, ...]]) -> bytes:
     return raw
 
 
-def _keep(put: Any, at: str | int, item: msgspec.Raw, routes: list[tuple[str | int | None, ...]]) -> None:
-    here = [route[1:] for route in routes if route[0] is EVERY or (route[0] == at and type(route[0]) is type(at))]
+def _keep(put: Any, at: str | int, item: msgspec.Raw, routes: list[Route]) -> None:
+    every = Every.KEY if isinstance(at, str) else Every.ELEMENT
+    here = [route[1:] for route in routes if route[0] == at or route[0] is every]
     if () in here:
         return
     put(at, msgspec.Raw(_pruned(bytes(item), here)) if here else item)
