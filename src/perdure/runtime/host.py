@@ -75,6 +75,7 @@ class Host:
         self._poll_handle: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._has_store_trouble = False
+        self._is_unsure = False
         self._has_news_to_pass_on = False
         names = sorted(f"{name}/{version}" for name, version in self.known)
         store.enter(self.worker, lease_seconds=options.lease_seconds, workflows=names)
@@ -86,6 +87,7 @@ class Host:
             guard=_guard() if options.guard else None, stopwatch=options.stopwatch,
         )  # fmt: skip
         self.turns.on_letters = self.kick
+        self.turns.on_trouble = self.be_unsure
         if options.adopt != "all":
             self.turns.on_child = self.own.add  # whose run is continued, its children are
         self.lease = options.lease(
@@ -115,8 +117,20 @@ class Host:
             if not self._has_store_trouble:
                 log.warning("the store cannot be read, trying on: %s", error)
             self._has_store_trouble = True
+            self.be_unsure()
         else:
             self._has_store_trouble = False
+
+    def be_unsure(self) -> None:
+        """Something did not go through, or its answer was lost. This worker may own runs that it does not hold (a claim,
+        a child just started), and news may have passed it by: see to both at the next poll."""
+        self._is_unsure = True
+
+    def _make_sure(self) -> None:
+        if freed := self.store.give_back(self.worker, but=frozenset(self.turns.live)):
+            log.info("%d run(s) that this worker had lost track of are free", freed)
+        self._is_unsure = False
+        self.kick()
 
     def _claim(self) -> None:
         room = min(CLAIMS_AT_ONCE_MAX, self.options.runs_max - len(self.turns.live))
@@ -150,6 +164,8 @@ class Host:
         self._poll_handle = self._loop.call_later(POLL_SECONDS, self._poll)
 
     def _poll_store(self) -> None:
+        if self._is_unsure:
+            self._make_sure()
         lost = self.store.lost(self.worker)
         for worker, proven in lost:
             freed = self.store.take_over(worker, proven=proven, retry_after=self.options.retry_after_death_seconds)

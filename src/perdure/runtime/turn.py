@@ -104,6 +104,7 @@ class Turns:
         self.on_standstill: Callable[[int, Standstill], None] = lambda rid, how: None
         self.on_gone: Callable[[LiveRun], None] = lambda _: None
         self.on_letters: Callable[[], None] = lambda: None
+        self.on_trouble: Callable[[], None] = lambda: None
         self.on_child: Callable[[str], None] = lambda _: None
         self._open_turns: dict[int, tuple[LiveRun, float]] = {}
         self._threads = ThreadPoolExecutor(TURN_THREADS_MAX, thread_name_prefix="perdure-turn")
@@ -124,6 +125,8 @@ class Turns:
         except HistoryCorruptError as error:
             log.error("run %s cannot be loaded: %s", claim.info.run_id, error)
             return
+        if (stale := self.live.get(live.rid)) is not None:
+            self.forget(stale)
         self.live[live.rid] = live
         for started in live.execution.known.children.values():
             self.on_child(started.run_id)
@@ -134,7 +137,10 @@ class Turns:
         self._turn(live, replay, lambda: self._replayed(live))
 
     def _replayed(self, live: LiveRun) -> None:
-        self.take_mail(self.store.mail([live.rid]))
+        try:
+            self.take_mail(self.store.mail([live.rid]))
+        except StoreError:
+            self.on_trouble()
         self.advance(live)
 
     def admit_new(self, info: RunInfo, new: NewRun, input_raw: bytes) -> None:
@@ -151,7 +157,7 @@ class Turns:
         delivers: bool = False, is_lazy: bool = False,
     ) -> None:  # fmt: skip
         """Something happened to a run: record it, then deliver it."""
-        if live.is_gone:
+        if live.is_gone or live.is_leaving:
             return
         if live.is_in_turn:
             live.deferred.append(
@@ -213,6 +219,8 @@ class Turns:
         return written.append, lambda outcome: self._committed(live, written, outcome)
 
     def _committed(self, live: LiveRun, written: Written, outcome: Outcome | StoreError) -> None:
+        if live.is_gone:
+            return
         if isinstance(outcome, Done):
             self._deliver_all(live, live.committed(outcome.length))
         elif isinstance(outcome, Exists):
@@ -376,7 +384,11 @@ class Turns:
         live.then.append(lambda: self._admit_child(new, ask.input))
 
     def _admit_child(self, new: NewRun, input_raw: bytes) -> None:
-        info = self.store.find(new.run_id)
+        try:
+            info = self.store.find(new.run_id)
+        except StoreError:
+            self.on_trouble()
+            return
         if info is not None and info.owner == self.worker and info.rid not in self.live:
             self._loop.call_soon(self.admit_new, info, new, input_raw)
 
@@ -628,8 +640,9 @@ class Turns:
             return
         live.is_gone = True
         live.silence()
-        self.live.pop(live.rid, None)
-        self._dirty.pop(live.rid, None)
+        for kept in (self.live, self._dirty):
+            if kept.get(live.rid) is live:
+                del kept[live.rid]
         self.performer.drop(live)
         self.sections.drop(live)
         if live.is_in_turn:

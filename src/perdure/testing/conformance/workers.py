@@ -117,6 +117,20 @@ class WorkerPromises(StoreCase):
         assert {(claim.lost_owner, claim.deaths, claim.info.epoch) for claim in claims} == {(None, 0, 2)}
         assert self.write(append(rid, 1, epoch=1)) == Fenced(2)
 
+    def test_a_worker_gives_back_what_it_does_not_hold(self) -> None:
+        self.enter("v")
+        for run_id in ("held", "lost", "other's"):
+            self.done(new_run(run_id))
+        held, lost = (claim.info for claim in self.claim(limit=2))
+        (others,) = self.claim("v")
+        assert self.store.give_back("w", but=frozenset({held.rid})) == 1
+        assert self.info("held") == held
+        assert self.info("other's") == others.info
+        info = self.info("lost")
+        assert (info.owner, info.epoch, info.due_at) == (None, lost.epoch, self.clock.now())
+        assert self.claimed("v") == ["lost"]
+        assert self.store.give_back("w", but=frozenset({held.rid})) == 0
+
     def test_a_worker_that_left_can_enter_again(self) -> None:
         self.store.leave("w")
         self.enter("w")
