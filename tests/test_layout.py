@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observe": {"codec", "history"},
     "http": set(),
     "runtime": PURE_BELOW | {"store", "observe", "http"},
-    "api": PURE_BELOW | {"store", "runtime", "observe", "http"},
+    "api": PURE_BELOW | {"store", "runtime", "observe", "http", "audit"},
     "audit": PURE_BELOW | {"store"},
     "adapters": {ROOT},
     "cli": {ROOT, "api", "audit", "store", "codec", "specs", "contract", "observe"},

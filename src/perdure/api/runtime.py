@@ -67,6 +67,8 @@ class Runtime(Client):
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
+        if self._options.guard:
+            self._lint()
         try:
             self._host_open = Host(self._store, self._clock, self._workflows, self._options)
         except BaseException:
@@ -76,6 +78,14 @@ class Runtime(Client):
         self._endings.changed = self._host_open.pass_news_on
         self._host_open.kick()
         return self
+
+    def _lint(self) -> None:
+        """Checked mode reads the workflows' source, too, and says what it finds."""
+        from perdure.audit.lint import lint_function
+
+        for spec in self._workflows.values():
+            for finding in lint_function(spec.function):
+                log.warning("%s", finding)
 
     async def __aexit__(self, *error: object) -> None:
         if self._host_open is not None:

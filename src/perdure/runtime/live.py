@@ -140,6 +140,8 @@ class LiveRun:
             self.execution.notes = []
         if self.change is not None and self.change.chapter_seq is not None:
             self.change = replace(self.change, chapter_seq=self.length + _place_of_chapter(entries))
+        if self.lazy:
+            entries = _none_later_than_the_next(entries)
         rows, dated, blobs = self._rows(entries, now)
         append = Append(
             append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs), self.change,
@@ -214,6 +216,18 @@ class LiveRun:
             self.alarm.cancel()
             self.alarm = None
             self.alarm_at = None
+
+
+def _none_later_than_the_next(entries: Sequence[Entry]) -> list[Entry]:
+    """A lazy result was delivered before it is written; what is written in front of it happened no later."""
+    ordered: list[Entry] = []
+    latest: int | None = None
+    for entry in reversed(entries):
+        if entry.at is None and latest is not None:
+            entry = entry._replace(at=latest)
+        latest = entry.at
+        ordered.append(entry)
+    return ordered[::-1]
 
 
 def _place_of_chapter(entries: Sequence[Entry]) -> int:

@@ -274,7 +274,8 @@ class Journal:
         packed = pack(raw, self.live.execution.memo)
 
         def perform(request: Request) -> None:
-            self._turns.performer.start(self.live, self._as_ask(request, spec, raw, packed))
+            if request.key not in self.live.blocked_calls:
+                self._turns.performer.start(self.live, self._as_ask(request, spec, raw, packed))
 
         request = Request(LANE.get(), spec.name, packed.digest, perform)
         request.packed = packed
@@ -543,6 +544,11 @@ class Sections:
         ]
         return min(waits, default=None)
 
+    def waits_for(self, live: LiveRun) -> set[str]:
+        """Kinds of what suspended sections wait for: `sleep`, `receive`, `child`."""
+        requests = [r for j in self._of(live) if j.is_suspended for r in j.requests.values()]
+        return {r.name.partition(":")[0] if r.digest is None else "child" for r in requests}
+
     # ── what the turn tells ──────────────────────────────────────────────────────────────────
     def deliver(self, live: LiveRun, event: e.Event, at: int, raw: bytes | None) -> None:
         """An event of a run with sections is durable."""
@@ -564,6 +570,13 @@ class Sections:
             if request.name == f"receive:{name}":
                 request.perform(request)
                 return
+
+    def perform_again(self, live: LiveRun, key: Key) -> None:
+        """A person wants a stuck call tried again."""
+        for journal in self._of(live):
+            request = journal.requests.get(key)
+            if request is not None:
+                request.perform(request)
 
     def _of(self, live: LiveRun) -> list[Journal]:
         return [journal for (rid, _), journal in self._journals.items() if rid == live.rid]

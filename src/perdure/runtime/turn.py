@@ -515,7 +515,7 @@ class Turns:
         """Let a run that only waits leave memory."""
         change = self.parked_change(live)
         if change.status is Status.RUNNING:
-            change = replace(change, status=Status.WAITING, reason=_waits_for(live))
+            change = replace(change, status=Status.WAITING, reason=self._waits_for(live))
         live.change = replace(
             change, waiting=live.waiting_bytes(), release=True,
             due_at=None if live.is_parked else self._deadline(live),
@@ -523,6 +523,13 @@ class Turns:
         )  # fmt: skip
         live.has_waiting_set = False
         self._leave(live)
+
+    def _waits_for(self, live: LiveRun) -> str:
+        kinds = {ask.kind for ask in live.execution.open.values()} | self.sections.waits_for(live)
+        for kind, reason in (("receive", "message"), ("child", "child")):
+            if kind in kinds:
+                return reason
+        return "timer"
 
     def may_leave(self, live: LiveRun) -> bool:
         """Whether nothing is under way that would be lost with the memory."""
@@ -544,6 +551,8 @@ class Turns:
         live.execution.known.attempts.pop(key, None)
         if isinstance(ask, StepAsk):
             self._perform(live, ask)
+        elif live.has_sections:
+            self.sections.perform_again(live, key)
 
     def load_again(self, live: LiveRun) -> None:
         """Let go of a run so that it is loaded afresh, with the code as it is now."""
@@ -680,14 +689,6 @@ def _refused(entry: Entry, other: RunInfo) -> list[Entry]:
     output = pack(raw, Memo())
     ended = e.ChildEnded(*started.key, started.name, started.use, started.run_id, "failed", output.digest)
     return [entry, Entry(ended, None, output, raw, True)]
-
-
-def _waits_for(live: LiveRun) -> str:
-    kinds = {ask.kind for ask in live.execution.open.values()}
-    for kind, reason in (("receive", "message"), ("child", "child")):
-        if kind in kinds:
-            return reason
-    return "timer"
 
 
 def _final(ending: Any) -> tuple[Status, Callable[[bytes], e.Event], bytes]:
