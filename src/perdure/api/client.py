@@ -254,6 +254,8 @@ class Client:
     ...         run = await client.start(claims_agent.call("claim-42"), id="claim-42")  # doctest: +SKIP
     """
 
+    _polls = True
+
     def __init__(self, store: str | Store | None = None, *, workflows: Iterable[Any] = (), clock: Clock | None = None) -> None:
         self._given = store
         self._clock: Clock = clock or SystemClock()
@@ -263,7 +265,7 @@ class Client:
 
     async def __aenter__(self) -> Self:
         self._open = store_from(self._given, self._clock)
-        self._endings_open = Endings(self._open)
+        self._endings_open = Endings(self._open, polls=self._polls)
         return self
 
     async def __aexit__(self, *error: object) -> None:

@@ -15,10 +15,12 @@ POLLS_BETWEEN_FULL_LOOKS = 25
 
 
 class Endings:
-    """Futures of runs that are awaited, and one task that looks at the store as long as there are any."""
+    """Futures of runs that are awaited. `polls`: look at the store as long as there are any; otherwise somebody who
+    watches the store anyway calls `look`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, polls: bool) -> None:
         self._store = store
+        self._polls = polls
         self.changed: Callable[[], bool] = store.changed
         """Whether anybody committed since the last call. A store tells each piece of news once, so one alone may ask it."""
         self._awaited: dict[int, tuple[str, list[asyncio.Future[Standstill | None]]]] = {}
@@ -51,7 +53,7 @@ class Endings:
         return how
 
     def _look_around(self) -> None:
-        if self._task is None or self._task.done():
+        if self._polls and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._poll())
 
     async def _poll(self) -> None:
@@ -61,9 +63,10 @@ class Endings:
             await asyncio.sleep(POLL_SECONDS)
             with contextlib.suppress(StoreError):
                 if self.changed() or polls % POLLS_BETWEEN_FULL_LOOKS == 0:
-                    self._look()
+                    self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """See which of the awaited runs have come to a stop."""
         for rid, (run_id, _) in list(self._awaited.items()):
             info = self._store.find(run_id)
             if info is None or info.rid != rid or info.status.is_final or info.status is Status.BLOCKED:

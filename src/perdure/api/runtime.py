@@ -36,6 +36,8 @@ class Runtime(Client):
     and names in the log what is unfinished. Nothing is marked as failed.
     """
 
+    _polls = False
+
     def __init__(
         self,
         store: str | Store | None = None,
@@ -76,6 +78,7 @@ class Runtime(Client):
             raise
         self._host_open.turns.on_standstill = self._endings.notify
         self._endings.changed = self._host_open.pass_news_on
+        self._host_open.on_change = self._endings.look
         self._host_open.kick()
         return self
 

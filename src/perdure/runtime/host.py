@@ -27,6 +27,7 @@ from perdure.store.protocol import NewRun, RunInfo, Store
 log = logging.getLogger("perdure")
 
 POLL_SECONDS = 0.04
+POLLS_BETWEEN_FULL_LOOKS = 25
 CLAIMS_AT_ONCE_MAX = 100
 SHUTDOWN_SECONDS_MAX = 1.5
 
@@ -74,6 +75,8 @@ class Host:
         self._alarm: Alarm | None = None
         self._poll_handle: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self._polls = 0
+        self.on_change: Callable[[], None] = lambda: None
         self._has_store_trouble = False
         self._is_unsure = False
         self._has_news_to_pass_on = False

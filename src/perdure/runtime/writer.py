@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -42,7 +43,6 @@ class Writer:
         self._lone_seconds = 0.0
         self._seconds_per_write = 0.0
         self._retry_seconds = FIRST_RETRY_SECONDS
-        self.after_commit: list[Callable[[], None]] = []
         self.commits = 0
         self.is_closed = False
 
@@ -129,12 +129,19 @@ class Writer:
         if self._retry_seconds > FIRST_RETRY_SECONDS:
             log.warning("the store takes writes again")
             self._retry_seconds = FIRST_RETRY_SECONDS
-        for (_, done), outcome in zip(jobs, outcomes, strict=True):
-            done(outcome)
-        for callback in self.after_commit:
-            callback()
+        self._tell(deque(zip((done for _, done in jobs), outcomes, strict=True)))
         if self._jobs:
             self.schedule()
+
+    def _tell(self, told: deque[tuple[Done, Outcome]]) -> None:
+        """Tell each writer its outcome. What one of them raises (Ctrl-C in a turn) keeps it from none of the others."""
+        try:
+            while told:
+                done, outcome = told.popleft()
+                done(outcome)
+        finally:
+            if told:
+                self._loop.call_soon(self._tell, told)
 
     def _try_again(self, jobs: list[Job], error: StoreError) -> None:
         """The outcome is unknown: the same writes go first, under the same ids, until the store takes them.
