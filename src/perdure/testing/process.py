@@ -219,6 +219,7 @@ class Process:
         self.is_paused = False
         self.is_dead = False
         self.has_left = False
+        self._is_leaving = False
         self._host: Host | None = None
 
     @property
@@ -280,13 +281,18 @@ class Process:
 
     def leave(self) -> None:
         """Shut down in an orderly way."""
-        if self.is_up:
-            task = self.loop.create_task(self._close())
-            task.add_done_callback(lambda _: self.loop.close())
+        if self.is_up and not self._is_leaving:
+            self._is_leaving = True
+            self.loop.create_task(self._close())
 
     async def _close(self) -> None:
-        await self.host.close()
-        self.has_left = True
+        try:
+            await self.host.close()
+        except Crash:
+            self.kill()
+        else:
+            self.has_left = True
+            self.loop.close()
 
     def kill(self) -> None:
         """SIGKILL: nothing is written, nothing released, nothing runs any more. Others see the proof of it."""
