@@ -562,8 +562,12 @@ class Turns:
     def _leave(self, live: LiveRun) -> None:
         live.is_leaving = True
         live.silence()
-        live.then.append(lambda: self.forget(live))
+        live.then.append(lambda: self._left(live))
         self._mark(live)
+
+    def _left(self, live: LiveRun) -> None:
+        self.forget(live)
+        self.on_letters()  # it may be due again soon, or at once
 
     def _end(self, live: LiveRun) -> None:
         ending = live.execution.ending
