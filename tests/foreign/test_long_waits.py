@@ -22,7 +22,7 @@ def note(what: str) -> str:
 
 
 @perdure.workflow
-async def echo(what: str) -> str:
+def echo(what: str) -> str:
     return what
 
 
