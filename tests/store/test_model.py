@@ -13,7 +13,14 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,  # pyright: ignore[reportUnknownVariableType]
+)
 
 from perdure.store import Store
 from perdure.store.memory import MemoryStore
@@ -59,8 +66,10 @@ class Stores(RuleBasedStateMachine):
     def open(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.clock = StillClock()
-        self.stores = [SqliteStore(str(Path(self.folder.name, "x.db")), clock=self.clock), MemoryStore(self.clock)]
-        self.handles = [SqliteStore(self.stores[0].url.removeprefix("sqlite:///")), self.stores[1].again()]
+        path = str(Path(self.folder.name, "x.db"))
+        self.sqlite, self.memory = SqliteStore(path, clock=self.clock), MemoryStore(self.clock)
+        self.stores: list[SqliteStore | MemoryStore] = [self.sqlite, self.memory]
+        self.handles: list[Store] = [SqliteStore(path), self.memory.again()]
         self.ids = 0
         self.sent = list[Write]()
         self.applied = set[bytes]()
@@ -107,7 +116,7 @@ class Stores(RuleBasedStateMachine):
                     owner = None
                 self.standing[rid] = (owner, epoch)
                 for new in write.new_runs:
-                    found = self.stores[0].find(new.run_id)
+                    found = self.sqlite.find(new.run_id)
                     assert found is not None
                     self.create(new, found.rid)
             case Append(rid=rid), Fenced(epoch):
@@ -118,7 +127,7 @@ class Stores(RuleBasedStateMachine):
     def create(self, new: NewRun, rid: int) -> None:
         assert rid not in self.events
         self.events[rid] = [row.hash for row in new.rows]
-        entered = {info.worker for info in self.stores[0].workers()}
+        entered = {info.worker for info in self.sqlite.workers()}
         self.standing[rid] = (new.owner if new.owner in entered else None, 0 if new.owner is None else 1)
 
     def new_run(self, run_id: str, owner: str | None, due_at: int | None) -> NewRun:
@@ -140,7 +149,7 @@ class Stores(RuleBasedStateMachine):
         length = max(0, len(self.events[rid]) + data.draw(st.sampled_from([0, 0, 0, 0, -1, 1])))
         kind = data.draw(KINDS)
         rows = tuple(row(length + n, kind, hash=self.id() * 2) for n in range(data.draw(st.sampled_from([0, 1, 1, 2]))))
-        mail = [letter.mail_id for letter in self.stores[0].mail([rid])]
+        mail = [letter.mail_id for letter in self.sqlite.mail([rid])]
         return Append(
             self.id(),
             rid,
@@ -220,7 +229,7 @@ class Stores(RuleBasedStateMachine):
     def prune(self) -> None:
         for _ in range(self.both(lambda store: store.prune(ended_before=2**62, limit=5))):
             pass
-        alive = {info.rid for info in self.stores[0].runs(Filter())}
+        alive = {info.rid for info in self.sqlite.runs(Filter())}
         self.events = {rid: events for rid, events in self.events.items() if rid in alive}
 
     # ── what always holds ────────────────────────────────────────────────────────────────────
@@ -247,7 +256,7 @@ def loaded(rid: int, store: Store) -> tuple[Any, ...]:
     return (stored.info, stored.length, stored.head, *stored.rows)
 
 
-Stores.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
-test_stores = Stores.TestCase
+def test_stores() -> None:
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    limits = settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=checks)
+    run_state_machine_as_test(Stores, settings=limits)

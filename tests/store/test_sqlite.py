@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -25,6 +26,7 @@ from perdure.errors import (
 )
 from perdure.store.protocol import Done, Filter
 from perdure.store.sqlite import SqliteStore, connect, locks, schema, writer
+from perdure.store.sqlite.commit import QUERIES
 from perdure.testing.conformance.base import append, new_run, row
 
 
@@ -163,6 +165,18 @@ def test_a_place_without_locks_is_refused(path: str) -> None:
 
     with pytest.raises(StoreUnsupportedError, match="keep the store on a local disk"):
         locks.check_locks_hold(path, take=take)
+
+
+def test_a_network_disk_is_refused_and_named(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        "/dev/vda / ext4 rw 0 0\nserver:/x /mnt/my\\040share nfs4 rw 0 0\n/dev/vdb /mnt/my\\040share/in xfs rw 0 0\n"
+    )
+    locks.check_disk("/home/perdure.db", str(mounts))
+    locks.check_disk("/mnt/my share/in/perdure.db", str(mounts))
+    locks.check_disk("/mnt/my share/perdure.db", str(tmp_path / "no such file"))
+    with pytest.raises(StoreUnsupportedError, match=r"/mnt/my share is a network disk \(nfs4\)"):
+        locks.check_disk("/mnt/my share/perdure.db", str(mounts))
 
 
 def test_a_closed_handle_says_so_and_closes_again_without_a_word(path: str) -> None:
@@ -317,6 +331,35 @@ def test_a_read_only_disk_is_named_at_opening(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     with pytest.raises(StoreReadOnlyError, match=r"check the folder's permissions"):
         SqliteStore(str(small_disk / "perdure.db"))
+
+
+# ── queries ──────────────────────────────────────────────────────────────────────────────────
+SCANS = {  # these read everything, and are asked for it
+    "all_mail",
+    "all_workers",
+    "count_rest",
+    "count_runs",
+    "list_runs",
+    "other_leases",
+    "size",
+}
+
+
+TABLE_SCAN = r"SCAN (runs|events|blobs|mailbox|watchers|workers|heads)\b"
+
+
+def test_no_query_reads_a_whole_table_but_those_that_list_it(store: SqliteStore) -> None:
+    scanning = set[str]()
+    with store.writing() as connection:
+        for name, query in QUERIES.items():
+            if name.startswith(("and_", "newest_first")):
+                continue
+            names = dict.fromkeys(re.findall(r":(\w+)", query))
+            values = names or (None,) * query.count("?")
+            plan = connection.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall()
+            if any(re.match(TABLE_SCAN, step[3]) for step in plan):
+                scanning.add(name)
+    assert scanning <= SCANS
 
 
 # ── what is remembered between commits ───────────────────────────────────────────────────────

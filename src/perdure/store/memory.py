@@ -47,7 +47,6 @@ from perdure.store.rules import Death
 @dataclass(slots=True)
 class _Letter:
     mail: Mail
-    id: bytes
     is_taken: bool = False
 
 
@@ -63,7 +62,8 @@ class _Run:
     blobs: dict[bytes, bytes]
     applied: dict[int, bytes] = field(default_factory=dict[int, bytes])
     last_rowless: bytes = b""
-    letters: list[_Letter] = field(default_factory=list[_Letter])
+    letters: dict[int, _Letter] = field(default_factory=dict[int, _Letter])
+    letter_ids: set[bytes] = field(default_factory=set[bytes])
     watchers: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     ending: bytes = b""
     deaths: int = 0
@@ -85,7 +85,7 @@ class _Run:
         return self.info.status is Status.RUNNING and self.is_quiet
 
     def waiting_kinds(self) -> set[str]:
-        return {letter.mail.kind for letter in self.letters if not letter.is_taken}
+        return {letter.mail.kind for letter in self.letters.values() if not letter.is_taken}
 
     def keep(self, blobs: Iterable[Blob]) -> None:
         for digest, data in blobs:
@@ -244,8 +244,9 @@ class MemoryStore:
             run.last_rowless = append.id
         run.rows.extend(append.rows)
         run.keep(append.blobs)
-        for letter in run.letters:
-            letter.is_taken |= letter.mail.mail_id in append.taken
+        for mail_id in append.taken:
+            if mail_id in run.letters:
+                run.letters[mail_id].is_taken = True
         for new in append.new_runs:
             self._create(new)
         for watch in append.watches:
@@ -280,7 +281,7 @@ class MemoryStore:
             self._release(run, change)
 
     def _release(self, run: _Run, change: Change) -> None:
-        if not run.is_quiet:
+        if run.deaths and not run.is_quiet:
             run.deaths = run.lone = 0
         run.wakes = change.wakes
         due_at = change.due_at
@@ -292,6 +293,7 @@ class MemoryStore:
         run.info = run.info._replace(owner=None, due_at=None)
         run.ending = ending
         run.letters.clear()
+        run.letter_ids.clear()
         for watcher_rid, key in run.watchers:
             self._tell(run, watcher_rid, key)
         run.watchers.clear()
@@ -312,11 +314,12 @@ class MemoryStore:
         return Done(run.info.rid)
 
     def _deliver(self, run: _Run, letter_id: bytes, kind: str, key: str, body: bytes, sent_at: int) -> None:
-        if any(letter.id == letter_id for letter in run.letters):
+        if letter_id in run.letter_ids:
             return
+        run.letter_ids.add(letter_id)
         mail = Mail(self._shared.next_mail_id, run.info.rid, kind, key, body, sent_at)
         self._shared.next_mail_id += 1
-        run.letters.append(_Letter(mail, letter_id))
+        run.letters[mail.mail_id] = _Letter(mail)
         if run.info.owner is None and rules.is_waking(run.wakes, (kind,)):
             run.info = run.info._replace(due_at=rules.earlier(run.info.due_at, self._clock.now()))
 
@@ -500,7 +503,7 @@ class MemoryStore:
         with self._shared.lock:
             runs = self._owned(owner) if owner is not None else self._shared.runs.values()
             chosen = [run for run in runs if rids is None or run.info.rid in rids]
-            waiting = [letter.mail for run in chosen for letter in run.letters if not letter.is_taken]
+            waiting = [letter.mail for run in chosen for letter in run.letters.values() if not letter.is_taken]
             return sorted(waiting)
 
     def runs(self, which: Filter) -> list[RunInfo]:
@@ -555,7 +558,7 @@ class MemoryStore:
                 "runs_pruned": len(self._shared.pruned),
                 "events": sum(run.length for run in runs),
                 "blobs": sum(len(run.blobs) for run in runs),
-                "letters": sum(not letter.is_taken for run in runs for letter in run.letters),
+                "letters": sum(not letter.is_taken for run in runs for letter in run.letters.values()),
                 "workers": len(self._shared.workers),
                 "bytes": sum(_size(run) for run in runs),
                 "schema_version": 0,

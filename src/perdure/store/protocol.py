@@ -14,8 +14,8 @@ Times are microseconds since the epoch, UTC. Digests are 32 bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 
@@ -59,12 +59,13 @@ class Row(NamedTuple):
     hash: bytes
 
 
+NO_TAGS: Mapping[str, str] = MappingProxyType({})
+
 Blob = tuple[bytes, bytes]
 """(digest, data). Blobs belong to one run; the same digest again is not an error and not stored twice."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewRun:
+class NewRun(NamedTuple):
     """A run to be created with its first events.
 
     If `owner` is given it is claimed for that worker at once (epoch 1); has that worker been declared dead meanwhile,
@@ -81,14 +82,13 @@ class NewRun:
     created_at: int
     rows: tuple[Row, ...]
     blobs: tuple[Blob, ...] = ()
-    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    tags: Mapping[str, str] = NO_TAGS
     parent_run_id: str | None = None
     owner: str | None = None
     due_at: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(NamedTuple):
     """Tell `watcher_rid` when run `run_id` ends, by a `child` letter whose key is `key`; at once if it has ended.
 
     The letter's body is the `ending` of the watched run. A watcher that has ended itself is not told.
@@ -99,8 +99,7 @@ class Watch:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """What an append changes in the run's index row. None leaves a field as it is; but a `status` brings its `reason`
     and `hint` with it, None included.
 
@@ -121,8 +120,7 @@ class Change:
     ending: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(NamedTuple):
     """Add rows to a run's history: all or nothing, if the run still has `expected_length` events and `epoch`.
 
     Sent again under the same `id` (after a commit whose outcome is unknown) it is applied once and answers the same.
@@ -147,8 +145,7 @@ class Append:
     letters: tuple[Letter, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Letter:
+class Letter(NamedTuple):
     """Something sent to a run by whoever does not own it. `kind` is `message`, `child` or one of `CONTROL_KINDS`.
 
     Sent again under the same `id` while the run lives, it is delivered once. Refused with `Ended` after the run's end.
@@ -264,13 +261,12 @@ class Mail(NamedTuple):
     sent_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(NamedTuple):
     """Which runs `runs()` lists, newest first. Every field narrows; `before_rid` pages on."""
 
     workflow: str | None = None
     status: frozenset[Status] | None = None
-    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    tags: Mapping[str, str] = NO_TAGS
     created_from: int | None = None
     created_until: int | None = None
     parent_run_id: str | None = None

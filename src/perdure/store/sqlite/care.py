@@ -15,11 +15,13 @@ HEADS_PER_READ = 1000
 PAGES_PER_STEP = 1000
 
 
-def delete_run(connection: sqlite3.Connection, rid: int) -> None:
-    """The run with all that belongs to it; its line in `heads` stays."""
-    connection.execute(QUERIES["keep_head"], (rid,))
+def delete_run(connection: sqlite3.Connection, rid: int) -> bool:
+    """The run with all that belongs to it; its line in `heads` stays. False: somebody else has done that."""
+    if connection.execute(QUERIES["keep_head"], (rid,)).rowcount == 0:
+        return False
     for table in ("events", "blobs", "letters", "watchers", "run"):
         connection.execute(QUERIES[f"delete_{table}"], (rid,))
+    return True
 
 
 def heads(readers: Readers) -> Iterator[tuple[str, int, int, bytes]]:

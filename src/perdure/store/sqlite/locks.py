@@ -61,6 +61,24 @@ def unlock(fd: int) -> None:
     fcntl.flock(fd, fcntl.LOCK_UN)
 
 
+NETWORK_DISKS = frozenset(
+    "nfs nfs4 cifs smb3 smbfs afs ceph glusterfs lustre fuse.sshfs fuse.glusterfs fuse.ceph-fuse fuse.rclone".split()
+)
+
+
+def check_disk(path: str, mounts: str = "/proc/self/mounts") -> None:
+    """StoreUnsupportedError on a disk that other machines share: SQLite's log needs memory that all openers share."""
+    try:
+        lines = Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return  # not Linux; the locks are tried in any case
+    disks = [(point.replace("\\040", " "), kind) for _, point, kind, *_ in map(str.split, lines)]
+    over = [(point, kind) for point, kind in disks if Path(path).is_relative_to(point)]
+    point, kind = max(over, key=lambda disk: len(disk[0]), default=("", ""))
+    if kind in NETWORK_DISKS:
+        raise StoreUnsupportedError(f"{path}: {point} is a network disk ({kind}); keep the store on a local one")
+
+
 def check_locks_hold(path: str, take: Callable[[int], bool] = try_lock) -> None:
     """StoreUnsupportedError where one process could not see another's lock."""
     first, second = open_lock_file(path), open_lock_file(path)

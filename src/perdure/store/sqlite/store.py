@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from perdure.clock import MICROSECONDS, Clock, SystemClock
@@ -27,7 +28,7 @@ from perdure.store.protocol import (
 )
 from perdure.store.sqlite import care, forks, workers
 from perdure.store.sqlite.commit import QUERIES, Commit, append_alone
-from perdure.store.sqlite.locks import Liveness, check_locks_hold
+from perdure.store.sqlite.locks import Liveness, check_disk, check_locks_hold
 from perdure.store.sqlite.reading import Readers
 from perdure.store.sqlite.schema import prepare
 from perdure.store.sqlite.turns import Turns
@@ -35,6 +36,7 @@ from perdure.store.sqlite.workers import Known
 from perdure.store.sqlite.writer import Writer
 
 PRUNE_SECONDS = 0.01
+PRUNE_PAUSE_SECONDS = 0.001
 
 
 class SqliteStore:
@@ -49,6 +51,7 @@ class SqliteStore:
             self._open(busy_seconds)
 
     def _open(self, busy_seconds: float) -> None:
+        check_disk(self._path)
         check_locks_hold(f"{self._path}-turn")
         self._readers = Readers(self._path, busy_seconds=busy_seconds)
         self._liveness = Liveness(f"{self._path}-workers")
@@ -234,23 +237,26 @@ class SqliteStore:
 
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:
+        """In transactions that are short and leave room for others in between."""
         self._check_usable()
+        values = {"ended_before": ended_before, "limit": limit}
+        with self._readers.connection() as connection:
+            rids = deque(rid for (rid,) in connection.execute(QUERIES["prunable"], values))
         pruned = 0
-        while pruned < limit and (some := self._prune_some(ended_before, limit - pruned)):
-            pruned += some
+        while rids:
+            pruned += self._prune_some(rids)
+            time.sleep(PRUNE_PAUSE_SECONDS)
         return pruned
 
-    def _prune_some(self, ended_before: int, limit: int) -> int:
+    def _prune_some(self, rids: deque[int]) -> int:
         """As many as fit into a short transaction, at least one."""
-        stop = time.monotonic() + PRUNE_SECONDS
+        pruned, stop = 0, time.monotonic() + PRUNE_SECONDS
         with self._writer as connection:
-            values = {"ended_before": ended_before, "limit": min(limit, 100)}
-            rids = [rid for (rid,) in connection.execute(QUERIES["prunable"], values)]
-            for done, rid in enumerate(rids, 1):
-                care.delete_run(connection, rid)
+            while rids:
+                pruned += care.delete_run(connection, rids.popleft())
                 if time.monotonic() > stop:
-                    return done
-            return len(rids)
+                    break
+        return pruned
 
     def heads(self) -> Iterator[tuple[str, int, int, bytes]]:
         self._check_usable()

@@ -45,10 +45,11 @@ class Writer:
         self.facts = Facts()
         self._turns = turns
         self._busy_seconds = busy_seconds
+        self._next = threading.Lock()  # two locks, as in `turns`: a thread that never pauses starves no other
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._version: int | None = None
-        self._is_news = False
+        self._news = self._told = 0
 
     def __enter__(self) -> sqlite3.Connection:
         """Begin a transaction: `with writer as connection`. It is committed at the end, or undone altogether.
@@ -99,13 +100,21 @@ class Writer:
 
     def _take_turn(self) -> None:
         until = time.monotonic() + self._busy_seconds
-        if not self._lock.acquire(timeout=self._busy_seconds):
+        if not self._take_lock(until):
             raise StoreBusyError(f"{self.path}: another thread has been writing for too long; is it stopped?")
         try:
             self._turns.acquire(until=until)
         except BaseException:
             self._lock.release()
             raise
+
+    def _take_lock(self, until: float) -> bool:
+        if not self._next.acquire(timeout=max(0.0, until - time.monotonic())):
+            return False
+        try:
+            return self._lock.acquire(timeout=max(0.0, until - time.monotonic()))
+        finally:
+            self._next.release()
 
     def _end_turn(self) -> None:
         self._turns.release()
@@ -141,7 +150,7 @@ class Writer:
     def _look_for_news(self, connection: sqlite3.Connection) -> None:
         (version,) = connection.execute("PRAGMA data_version").fetchone()
         if version != self._version:  # or the connection is a new one
-            self._is_news, self._version = True, version
+            self._news, self._version = self._news + 1, version
             self.facts.forget()
         elif len(self.facts.standing) > RUNS_REMEMBERED_MAX:
             self.facts.forget()
@@ -163,8 +172,9 @@ class Writer:
                 raise translated(error, self.path) from error
             finally:
                 self._lock.release()
-        news, self._is_news = self._is_news, False
-        return news
+        news = self._news
+        is_news, self._told = news != self._told, news
+        return is_news
 
     def close(self) -> None:
         """Whoever closes last folds the log back into the file: that is a write too, and waits for its turn."""
@@ -176,7 +186,7 @@ class Writer:
 
     # ── fork ─────────────────────────────────────────────────────────────────────────────────
     def rest(self, *, until: float) -> bool:
-        return self._lock.acquire(timeout=max(0.0, until - time.monotonic()))
+        return self._take_lock(until)
 
     def go_on(self) -> None:
         self._lock.release()
