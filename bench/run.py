@@ -223,13 +223,19 @@ def repetition(peer_name: str, case: str, n: int, seconds_max: float, keep: bool
 
 
 def measure(peer_name: str, case: str, given: argparse.Namespace) -> Measured:
+    """One repetition."""
+    how, _ = CASES[case]
+    with repetition(peer_name, case, size(peer_name, case, given), given.limit, given.keep) as this:
+        return how(this)
+
+
+def size(peer_name: str, case: str, given: argparse.Namespace) -> int:
+    _, usual = CASES[case]
+    return given.n or worker.peer_class(peer_name).sizes.get(case, usual)
+
+
+def line_of(peer_name: str, case: str, n: int, found: list[Measured]) -> Measured:
     peer = worker.peer_class(peer_name)
-    how, usual = CASES[case]
-    n = given.n or peer.sizes.get(case, usual)
-    found: list[Measured] = []
-    for _ in range(given.reps):
-        with repetition(peer_name, case, n, given.limit, given.keep) as this:
-            found.append(how(this))
     return {
         "peer": peer_name,
         "case": case,
@@ -283,15 +289,18 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     file = folder / f"{given.name}.json"
     results: Measured = json.loads(file.read_text()) if file.exists() else {"machine": machine(), "results": []}
-    for case in given.cases:  # the peers of one case right after each other: the machine's mood changes
-        for peer in given.peers:
-            if case in getattr(worker.peer_class(peer), "leaves_out", ()):
-                continue
-            line = measure(peer, case, given)
-            others = [each for each in results["results"] if (each["peer"], each["case"]) != (peer, case)]
-            results["results"] = sorted([*others, line], key=lambda each: PEERS.index(each["peer"]))
+    for case in given.cases:
+        peers = [peer for peer in given.peers if case not in getattr(worker.peer_class(peer), "leaves_out", ())]
+        found: dict[str, list[Measured]] = {peer: [] for peer in peers}
+        for _ in range(given.reps):
+            for peer in peers:  # taking turns, so that a busy minute of the machine spoils one repetition of each
+                found[peer].append(measure(peer, case, given))
+        lines = [line_of(peer, case, size(peer, case, given), found[peer]) for peer in peers]
+        for line in lines:
             print(json.dumps({name: line[name] for name in ("peer", "case", "n", "median")}), flush=True)
-            file.write_text(json.dumps(results, indent=1) + "\n")
+        others = [each for each in results["results"] if (each["peer"], each["case"]) not in {(peer, case) for peer in peers}]
+        results["results"] = sorted([*others, *lines], key=lambda each: PEERS.index(each["peer"]))
+        file.write_text(json.dumps(results, indent=1) + "\n")
     file.with_suffix(".md").write_text(tables.markdown(results))
     print(f"\n{tables.markdown(results)}\nwritten to {file} and {file.stem}.md")
 
