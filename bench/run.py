@@ -298,7 +298,7 @@ def main() -> None:
         lines = [line_of(peer, case, size(peer, case, given), found[peer]) for peer in peers]
         for line in lines:
             print(json.dumps({name: line[name] for name in ("peer", "case", "n", "median")}), flush=True)
-        others = [each for each in results["results"] if (each["peer"], each["case"]) not in {(peer, case) for peer in peers}]
+        others = [each for each in results["results"] if each["case"] != case or each["peer"] not in peers]
         results["results"] = sorted([*others, *lines], key=lambda each: PEERS.index(each["peer"]))
         file.write_text(json.dumps(results, indent=1) + "\n")
     file.with_suffix(".md").write_text(tables.markdown(results))
