@@ -156,7 +156,9 @@ FUNCTIONS: list[Callable[..., None]] = [free, one, none, two, three, only]
     st.lists(st.just(1), max_size=5).map(tuple),
     st.dictionaries(st.sampled_from(["a", "b", "c", "d", "e", "x", "z"]), st.just(1), max_size=4),
 )
-def test_wrong_calls_raise_what_python_raises(fn: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_wrong_calls_raise_what_python_raises(
+    fn: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     codec = arguments_codec_for(fn)
     try:
         fn(*args, **kwargs)

@@ -120,7 +120,9 @@ class Level(enum.IntEnum):
     LOW = 1
 
 
-@pytest.mark.parametrize("value", [LoudStr("x"), LoudDict(), Level.LOW, [LoudStr()], {LoudStr("k"): 1}, {"k": Level.LOW}])
+@pytest.mark.parametrize(
+    "value", [LoudStr("x"), LoudDict(), Level.LOW, [LoudStr()], {LoudStr("k"): 1}, {"k": Level.LOW}]
+)
 def test_subclasses_are_never_cut_down(value: Any) -> None:
     refusal(Any, value)
     refusal(type(value).__mro__[1], value)
@@ -459,7 +461,11 @@ def test_times_come_back_exactly(moment: dt.datetime, text: str) -> None:
     codec = codec_for(dt.datetime)
     assert codec.dumps(moment) == f'"{text}"'.encode()
     again = codec.loads(codec.dumps(moment))
-    assert (again.replace(tzinfo=None), again.fold, again.tzinfo) == (moment.replace(tzinfo=None), moment.fold, moment.tzinfo)
+    assert (again.replace(tzinfo=None), again.fold, again.tzinfo) == (
+        moment.replace(tzinfo=None),
+        moment.fold,
+        moment.tzinfo,
+    )
     assert again.utcoffset() == moment.utcoffset()
 
 

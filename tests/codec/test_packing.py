@@ -170,7 +170,17 @@ def test_digests_do_not_depend_on_how_a_value_came_to_be_stored() -> None:
 def test_neighbouring_values_have_different_digests() -> None:
     big = "x" * 1200
     inner = digest(dumps(big))
-    values: list[Any] = [big, [big], [[big]], {"0": big}, [big, big], {"0": [big]}, "\0" + big, [inner.hex() * 20], [big + "x"]]
+    values: list[Any] = [
+        big,
+        [big],
+        [[big]],
+        {"0": big},
+        [big, big],
+        {"0": [big]},
+        "\0" + big,
+        [inner.hex() * 20],
+        [big + "x"],
+    ]
     assert len({digest(dumps(value)) for value in values}) == len(values)
 
 
@@ -200,7 +210,16 @@ def test_any_damage_to_any_blob_is_noticed() -> None:
     rng = random.Random(4)
     for address in dict.fromkeys(needed):
         good = shelf.blobs[address]
-        for damaged in (b"", good[:-1], good + b" ", _flipped(good, rng), _flipped(good, rng), b"\0" + good, b"\1" + good, b"\0"):
+        for damaged in (
+            b"",
+            good[:-1],
+            good + b" ",
+            _flipped(good, rng),
+            _flipped(good, rng),
+            b"\0" + good,
+            b"\1" + good,
+            b"\0",
+        ):
             shelf.blobs[address] = damaged
             with pytest.raises(HistoryCorruptError):
                 shelf.get(packed)
@@ -226,7 +245,9 @@ def test_bases_that_lead_in_a_circle_are_damage() -> None:
 # ── any history of packs ────────────────────────────────────────────────────────────────────
 
 leaves = st.text(max_size=20) | st.integers() | st.text(min_size=1, max_size=3).map(lambda text: text * 500) | st.none()
-values = st.recursive(leaves, lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=5), inner, max_size=4))
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+)
 edits = st.tuples(st.sampled_from(["append", "append", "append", "drop", "replace", "wrap", "restart", "fail"]), values)
 
 
@@ -257,7 +278,10 @@ def test_whatever_was_packed_comes_back(edits: list[tuple[str, Any]], wrapped: i
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.binary(min_size=SMALL_MAX + 1, max_size=SMALL_MAX + 50) | st.text(max_size=9).map(lambda text: f"[ {text * 300}".encode()))
+@given(
+    st.binary(min_size=SMALL_MAX + 1, max_size=SMALL_MAX + 50)
+    | st.text(max_size=9).map(lambda text: f"[ {text * 300}".encode())
+)
 def test_bytes_that_are_no_canonical_json_come_back_too_or_are_refused(raw: bytes) -> None:
     shelf = Shelf()
     if b"\0" in raw:

@@ -179,9 +179,13 @@ texts = st.text(max_size=8) | st.text(alphabet='$ufi"\\\0\ud800\U0001f600\ue000a
 keys = st.text(max_size=5) | st.sampled_from(["$", "$u", "$f", "$i", "$s", "\U0001f600", "\ue000", "\uffff"])
 keys = keys.filter(lambda key: key.isascii() or not any("\ud800" <= character <= "\udfff" for character in key))
 integers = st.integers() | st.sampled_from([2**53, 2**53 + 1, -(2**53) - 1, 2**64, 10**30])
-numbers = st.floats() | st.sampled_from([1e21, 1e20, 1e-6, 1e-7, -0.0, 1.0, 123456789012345680000.0, 5e-324, 1e16, 1e15])
+numbers = st.floats() | st.sampled_from(
+    [1e21, 1e20, 1e-6, 1e-7, -0.0, 1.0, 123456789012345680000.0, 5e-324, 1e16, 1e15]
+)
 scalars = st.none() | st.booleans() | integers | numbers | texts
-plain = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8)
+plain = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=8
+)
 offsets = st.timedeltas(min_value=dt.timedelta(hours=-23), max_value=dt.timedelta(hours=23)).map(dt.timezone)
 zones = st.sampled_from(["Europe/Berlin", "Asia/Kolkata", "America/New_York"]).map(zoneinfo.ZoneInfo)
 datetimes = st.datetimes(timezones=st.none() | st.just(dt.UTC) | offsets | zones, allow_imaginary=True)
@@ -226,9 +230,19 @@ RECORDS: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (Pair, st.builds(Pair, texts, integers)),
     (Packet, st.builds(Packet, st.binary(max_size=3), st.lists(integers, max_size=2).map(tuple))),
     (IntBox, st.builds(IntBox, integers, st.lists(integers, max_size=2), st.booleans())),
-    (Model, st.builds(Model, name=texts.filter(str.isascii), amount=st.decimals(allow_nan=False, allow_infinity=False))),
+    (
+        Model,
+        st.builds(Model, name=texts.filter(str.isascii), amount=st.decimals(allow_nan=False, allow_infinity=False)),
+    ),
     (Options, st.fixed_dictionaries({"name": texts}, optional={"when": folded, "$u": plain})),
-    (Tree, st.recursive(st.builds(Tree, integers), lambda inner: st.builds(Tree, integers, st.lists(inner, max_size=2), left=inner), max_leaves=4)),
+    (
+        Tree,
+        st.recursive(
+            st.builds(Tree, integers),
+            lambda inner: st.builds(Tree, integers, st.lists(inner, max_size=2), left=inner),
+            max_leaves=4,
+        ),
+    ),
 ]
 HASHABLE = [int, str, bytes, dt.date, uuid.UUID, Colour, bool, None]
 
@@ -239,7 +253,11 @@ def hints(draw: st.DrawFn, depth: int = 2) -> tuple[Any, st.SearchStrategy[Any]]
     if depth == 0 or draw(st.booleans()):
         return draw(st.sampled_from(LEAVES + RECORDS))
     hint, values = draw(hints(depth - 1))
-    shape = draw(st.sampled_from(["list", "tuple", "pair", "dict", "keyed", "set", "optional", "union", "deque", "box", "ordered", "mapping"]))
+    shape = draw(
+        st.sampled_from(
+            ["list", "tuple", "pair", "dict", "keyed", "set", "optional", "union", "deque", "box", "ordered", "mapping"]
+        )
+    )
     if shape == "list":
         return list[hint], st.lists(values, max_size=3)
     if shape == "tuple":

@@ -42,7 +42,12 @@ def test_what_is_no_path_is_refused(path: str) -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.recursive(st.none() | st.text(max_size=3) | st.floats(), lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner)))
+@given(
+    st.recursive(
+        st.none() | st.text(max_size=3) | st.floats(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=3), inner),
+    )
+)
 def test_a_view_of_canonical_text_is_canonical(value: Any) -> None:
     codec = codec_for(Any)
     left = without(codec.dumps(value), ["$[*].a", "$.b[0]"])

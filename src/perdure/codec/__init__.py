@@ -7,8 +7,8 @@
     digests.py      canonical JSON → 32 bytes                         digest(raw)
     packing.py      canonical JSON ⇄ inline bytes and shared blobs    pack, unpack, Memo
 
-Below them: hints.py compiles a hint to a Shape (shape.py) out of plain.py, scalars.py, containers.py, records.py, models.py and
-unions.py; canonical.py writes RFC 8785.
+Below them: hints.py compiles a hint to a Shape (shape.py) out of plain.py, scalars.py, containers.py, records.py,
+models.py and unions.py; canonical.py writes RFC 8785.
 """
 
 from perdure.codec.arguments import ArgumentsCodec, arguments_codec_for
@@ -19,6 +19,17 @@ from perdure.codec.values import ValueCodec, codec_for, describe
 from perdure.codec.views import without
 
 __all__ = [
-    "ArgumentsCodec", "Memo", "Packed", "ValueCodec", "arguments_codec_for", "codec_for", "describe", "digest", "dump_exception",
-    "load_exception", "pack", "unpack", "without",
-]  # fmt: skip
+    "ArgumentsCodec",
+    "Memo",
+    "Packed",
+    "ValueCodec",
+    "arguments_codec_for",
+    "codec_for",
+    "describe",
+    "digest",
+    "dump_exception",
+    "load_exception",
+    "pack",
+    "unpack",
+    "without",
+]

@@ -1,21 +1,22 @@
 """How are the arguments of a call recorded?
 
-As an object by parameter name, of what the caller passed: defaults are not filled in (changing a default must not change old
-records), and `f(1)` and `f(x=1)` are the same call. `*args` is a list under its name, `**kwargs` an object under its name.
+As an object by parameter name, of what the caller passed: defaults are not filled in (changing a default must not
+change old records), and `f(1)` and `f(x=1)` are the same call. `*args` is a list under its name, `**kwargs` an object
+under its name.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from inspect import Parameter
 from typing import Any
 
 from perdure.codec.canonical import canonical_bytes, parse
-from perdure.codec.hints import Unresolved, resolved_hints, shape_of
+from perdure.codec.hints import shape_of
 from perdure.codec.plain import NONE, escaped, unescaped
-from perdure.codec.shape import Shape, Unfit, key_step, not_wire, too_deep
+from perdure.codec.resolving import Unresolved, annotated_part, resolved_hints
+from perdure.codec.shape import Shape, Unfit, key_step, not_wire, too_deep, type_of
 from perdure.codec.unions import union_shape
 from perdure.codec.values import TAG, ValueCodec, codec_for
 from perdure.errors import DeclarationError, DecodeError, EncodeError
@@ -47,8 +48,8 @@ class ArgumentsCodec:
     def dumps(self, args: tuple[Any, ...], kwargs: dict[str, Any], at: str = "$") -> bytes:
         """The canonical JSON of a call's arguments.
 
-        Raises TypeError, in Python's words, when they do not fit the signature, and EncodeError naming parameter and path for a
-        value that would not come back equal.
+        Raises TypeError, in Python's words, when they do not fit the signature, and EncodeError naming parameter and
+        path for a value that would not come back equal.
         """
         name = ""
         wire: dict[str, Any] = {}
@@ -56,7 +57,7 @@ class ArgumentsCodec:
             if kwargs or len(args) != len(self._table) or len(self._parameters) != len(self._table):
                 self._check(args, kwargs)
             for (name, own, to_wire), item in zip(self._table, args, strict=False):
-                wire[name] = item if type(item) is own else to_wire(item, 1)
+                wire[name] = item if type_of(item) is own else to_wire(item, 1)
             if len(args) > len(self._table) and self._var_positional is not None:
                 name = self._var_positional
                 wire[name] = self._rest_to_wire(args[len(self._table) :])
@@ -76,7 +77,10 @@ class ArgumentsCodec:
             raise EncodeError(at + no.path(), no.what, no.hint) from None
 
     def loads(self, raw: bytes, at: str = "$") -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What to call the function with: `fn(*args, **kwargs)`. Raises DecodeError when the record does not fit its signature."""
+        """What to call the function with: `fn(*args, **kwargs)`.
+
+        Raises DecodeError when the record does not fit the signature.
+        """
         try:
             return self._from_wire(parse(raw), TAG in raw)
         except Unfit as no:
@@ -115,12 +119,12 @@ class ArgumentsCodec:
     # ── reading ──
 
     def _from_wire(self, wire: Any, tagged: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if type(wire) is not dict:
+        if type_of(wire) is not dict:
             raise not_wire(wire, f"the arguments of {self.name}()")
         self._check_names(wire)
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        rest = [] if self._var_positional is None else wire.get(self._var_positional, [])
+        rest: Any = None if self._var_positional is None else wire.get(self._var_positional)
         for index, parameter in enumerate(self._positional):
             if parameter.name not in wire:
                 later = [each.name for each in self._positional[index:] if each.name in wire]
@@ -130,7 +134,7 @@ class ArgumentsCodec:
         for name, parameter in self._parameters.items():
             if parameter.kind is Parameter.KEYWORD_ONLY and name in wire:
                 kwargs[name] = self._value(name, wire[name], tagged)
-        if rest:
+        if rest is not None:
             args += self._rest_from_wire(rest, tagged)
         if self._var_keyword is not None and self._var_keyword in wire:
             kwargs.update(self._extras_from_wire(wire[self._var_keyword], tagged))
@@ -144,13 +148,13 @@ class ArgumentsCodec:
 
     def _rest_from_wire(self, wire: Any, tagged: bool) -> list[Any]:
         name = self._var_positional or ""
-        if type(wire) is not list:
+        if type_of(wire) is not list:
             raise not_wire(wire, "a list of arguments").under(key_step(name))
         return [self._value(name, item, tagged) for item in wire]
 
     def _extras_from_wire(self, wire: Any, tagged: bool) -> dict[str, Any]:
         name = self._var_keyword or ""
-        if type(wire) is not dict:
+        if type_of(wire) is not dict:
             raise not_wire(wire, "named arguments").under(key_step(name))
         return {key: self._value(name, item, tagged) for key, item in unescaped(wire).items()}
 
@@ -197,18 +201,21 @@ class ArgumentsCodec:
         least = sum(each.default is Parameter.empty for each in self._positional)
         takes = f"from {least} to {most}" if least != most else str(most)
         plural = "" if most == 1 and least == most else "s"
-        keyword_only = (
-            sum(1 for name in kwargs if self._parameters[name].kind is Parameter.KEYWORD_ONLY) if kwargs else 0
-        )
+        keyword_only = Parameter.KEYWORD_ONLY
+        named = [each for each in self._parameters.values() if each.kind is keyword_only and each.name in kwargs]
         also = ""
-        if keyword_only:
-            also = f" positional argument{'' if count == 1 else 's'} (and {keyword_only} keyword-only argument{'' if keyword_only == 1 else 's'})"
-        verb = "was" if count == 1 and not keyword_only else "were"
+        if named:
+            also = f" positional argument{_s(count)} (and {len(named)} keyword-only argument{_s(len(named))})"
+        verb = "was" if count == 1 and not named else "were"
         return f"{self.name}() takes {takes} positional argument{plural} but {count}{also} {verb} given"
 
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
 
 
 def _unexpected(name: str, misplaced: list[str]) -> str:
@@ -227,30 +234,22 @@ def _listed(names: list[str]) -> str:
 
 
 def arguments_codec_for(fn: Callable[..., Any]) -> ArgumentsCodec:
-    """The codec of a function's arguments and result, from its signature and hints. A missing annotation means plain JSON.
+    """The codec of a function's arguments and result, from its signature and hints.
 
-    Raises DeclarationError, naming the parameter, when a hint cannot be resolved.
+    A missing annotation means plain JSON. Raises DeclarationError, naming the parameter, when a hint cannot be
+    resolved.
     """
-    name = getattr(fn, "__qualname__", type(fn).__qualname__)
+    name = getattr(fn, "__qualname__", type_of(fn).__qualname__)
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (ValueError, TypeError) as no:
         raise DeclarationError(f"{name}() has no signature that can be read ({no})") from None
-    hints = resolved_hints(_annotated(fn))
+    hints = resolved_hints(annotated_part(fn))
     shapes = {each.name: _parameter_shape(name, each, hints.get(each.name, Any)) for each in parameters}
     result = hints.get("return", Any)
     if isinstance(result, Unresolved):
         raise DeclarationError(_unresolvable(f"the return annotation of {name}()", result))
     return ArgumentsCodec(name, parameters, shapes, codec_for(result))
-
-
-def _annotated(fn: Any) -> Any:
-    """The function that carries the annotations."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    if inspect.isroutine(fn) or isinstance(fn, type):
-        return fn.__init__ if isinstance(fn, type) else fn
-    return type(fn).__call__
 
 
 def _parameter_shape(function: str, parameter: Parameter, hint: Any) -> Shape:
@@ -263,4 +262,5 @@ def _parameter_shape(function: str, parameter: Parameter, hint: Any) -> Shape:
 
 
 def _unresolvable(where: str, hint: Unresolved) -> str:
-    return f"the hint {hint.hint!r} of {where} cannot be resolved ({hint.reason}): import or define the name at module level, for real"
+    advice = "define or import the name at module level, for real"
+    return f"the hint {hint.hint!r} of {where} cannot be resolved ({hint.reason}): {advice}"

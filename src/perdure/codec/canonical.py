@@ -1,7 +1,8 @@
 """How does a wire become bytes that are the same on every machine?
 
-RFC 8785 (JSON Canonicalization Scheme): keys in the order of their UTF-16 code units, numbers as ECMAScript prints them,
-no white space, UTF-8. msgspec writes exactly that for all but a few values; those are found here and written by hand.
+RFC 8785 (JSON Canonicalization Scheme): keys in the order of their UTF-16 code units, numbers as ECMAScript prints
+them, no white space, UTF-8. msgspec writes exactly that for all but a few values; those are found here and written by
+hand.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.codec.shape import Unfit, key_step
+from perdure.codec.shape import Unfit, key_step, type_of
 
 SAFE_INTEGER_MAX = 2**53
 """Every integer up to this is exact in every JSON reader."""
@@ -82,14 +83,14 @@ def _layout(digits: str, point: int) -> str:
 
 def _has_astral_key(wire: Any) -> bool:
     """Whether some key holds a character beyond U+FFFF: there UTF-16 order and code point order differ."""
-    if type(wire) is dict:
+    if type_of(wire) is dict:
         for key, item in wire.items():
             if not key.isascii() and max(key) > "\uffff":
                 return True
-            if type(item) in _CONTAINERS and _has_astral_key(item):
+            if type_of(item) in _CONTAINERS and _has_astral_key(item):
                 return True
-    elif type(wire) is list:
-        return any(type(item) in _CONTAINERS and _has_astral_key(item) for item in wire)
+    elif type_of(wire) is list:
+        return any(type_of(item) in _CONTAINERS and _has_astral_key(item) for item in wire)
     return False
 
 
@@ -98,15 +99,15 @@ _CONTAINERS = frozenset({dict, list})
 
 def _pieces(wire: Any) -> list[bytes]:
     """The text of a wire that msgspec would refuse or order differently."""
-    if type(wire) is dict:
+    if type_of(wire) is dict:
         return _object_pieces(wire)
-    if type(wire) is list:
+    if type_of(wire) is list:
         pieces = [b"["]
         for item in wire:
             pieces += _pieces(item)
             pieces.append(b",")
         return _closed(pieces, b"]")
-    if type(wire) is str and not is_encodable(wire):
+    if type_of(wire) is str and not is_encodable(wire):
         surrogates = base64.b64encode(wire.encode("utf-16-be", "surrogatepass")).decode()
         return [_encode({"$s": surrogates})]
     return [_encode(wire)]

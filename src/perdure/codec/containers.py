@@ -1,7 +1,7 @@
 """How are collections recorded: lists, tuples, sets, dicts and their relatives?
 
-What has no order (sets, dict keys) is written in the order of its elements' texts, so that equal values give equal bytes.
-What has one (OrderedDict, deque, tuple) keeps it.
+What has no order (sets, dict keys) is written in the order of its elements' texts, so that equal values give equal
+bytes. What has one (OrderedDict, deque, tuple) keeps it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from perdure.codec.plain import (
     plain_to_wire,
     unescaped,
 )
-from perdure.codec.shape import Shape, Unfit, key_step, not_this, not_wire
+from perdure.codec.shape import Shape, Unfit, key_step, not_this, not_wire, type_of
 
 ARRAY = frozenset({"array"})
 OBJECT = frozenset({"object"})
+_LIST: Any = list
+_DICT: Any = dict
 
 
 def _items_to_wire(items: Iterable[Any], shape: Shape, depth: int) -> list[Any]:
@@ -34,20 +36,20 @@ def _items_to_wire(items: Iterable[Any], shape: Shape, depth: int) -> list[Any]:
     wire: list[Any] = []
     try:
         for item in items:
-            wire.append(item if type(item) is own else item_to_wire(item, depth))
+            wire.append(item if type_of(item) is own else item_to_wire(item, depth))
     except Unfit as no:
         raise no.under(f"[{len(wire)}]") from None
     return wire
 
 
 def _items_from_wire(wire: Any, shape: Shape, tagged: bool, words: str) -> list[Any]:
-    if type(wire) is not list:
+    if type_of(wire) is not list:
         raise not_wire(wire, words)
     own, item_from_wire = shape.own_wire, shape.from_wire
     items: list[Any] = []
     try:
         for item in wire:
-            items.append(item if type(item) is own else item_from_wire(item, tagged))
+            items.append(item if type_of(item) is own else item_from_wire(item, tagged))
     except Unfit as no:
         raise no.under(f"[{len(items)}]") from None
     return items
@@ -60,16 +62,16 @@ def sequence_shape(cls: Callable[[Any], Any], of: type, item: Shape, words: str)
     own_wire, item_from_wire = item.own_wire, item.from_wire
 
     def to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not of:
+        if type_of(value) is not of:
             raise not_this(value, words)
         depth += 1
         try:
-            return [each if type(each) is own else item_to_wire(each, depth) for each in value]
+            return [each if type_of(each) is own else item_to_wire(each, depth) for each in value]
         except Unfit:
             return _items_to_wire(value, item, depth)  # once more, to say which
 
     def floats_to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not of:
+        if type_of(value) is not of:
             raise not_this(value, words)
         try:
             return float_wires(value)
@@ -77,15 +79,15 @@ def sequence_shape(cls: Callable[[Any], Any], of: type, item: Shape, words: str)
             return _items_to_wire(value, item, depth + 1)
 
     def from_wire(wire: Any, tagged: bool) -> Any:
-        if type(wire) is not list:
+        if type_of(wire) is not list:
             raise not_wire(wire, words)
         try:
-            items = [each if type(each) is own_wire else item_from_wire(each, tagged) for each in wire]
+            items = [each if type_of(each) is own_wire else item_from_wire(each, tagged) for each in wire]
         except Unfit:
             items = _items_from_wire(wire, item, tagged, words)  # once more, to say which
         return items if of is list else cls(items)
 
-    native: Any = of[item.native] if of is list and item.native is not None else None  # type: ignore[index]
+    native = _LIST[item.native] if of is list and item.native is not None else None
     write = floats_to_wire if item is FLOAT else to_wire
     return Shape(words, write, from_wire, frozenset({of}), ARRAY, native=native)
 
@@ -94,13 +96,13 @@ def plain_container_shape(of: type, words: str) -> Shape:
     """dict and list without more: plain JSON, of this one type."""
 
     def to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not of:
+        if type_of(value) is not of:
             raise not_this(value, words)
         return plain_to_wire(value, depth)
 
     def from_wire(wire: Any, tagged: bool) -> Any:
         value = plain_from_wire(wire, tagged)
-        if type(value) is not of:
+        if type_of(value) is not of:
             raise not_wire(wire, words)
         return value
 
@@ -112,7 +114,7 @@ def fixed_tuple_shape(items: list[Shape], words: str) -> Shape:
     """tuple[A, B]: exactly as many elements as declared."""
 
     def to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not tuple:
+        if type_of(value) is not tuple:
             raise not_this(value, words)
         if len(value) != len(items):
             raise Unfit(f"{len(value)} elements where {words} is declared")
@@ -122,7 +124,7 @@ def fixed_tuple_shape(items: list[Shape], words: str) -> Shape:
         ]
 
     def from_wire(wire: Any, tagged: bool) -> Any:
-        if type(wire) is not list or len(wire) != len(items):
+        if type_of(wire) is not list or len(wire) != len(items):
             raise not_wire(wire, words)
         return tuple(
             [
@@ -145,11 +147,11 @@ def set_shape(of: type, item: Shape, words: str) -> Shape:
     """set[X], frozenset[X]: in the order of the elements' texts."""
 
     def to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not of:
+        if type_of(value) is not of:
             raise not_this(value, words)
         own, item_to_wire = item.own, item.to_wire
         try:
-            wire = [each if type(each) is own else item_to_wire(each, depth + 1) for each in value]
+            wire = [each if type_of(each) is own else item_to_wire(each, depth + 1) for each in value]
         except Unfit as no:
             raise no.under("{…}") from None
         wire.sort(key=canonical_bytes)
@@ -169,12 +171,12 @@ def deque_shape(item: Shape, words: str) -> Shape:
     """deque[X], with its maxlen."""
 
     def to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not deque:
+        if type_of(value) is not deque:
             raise not_this(value, words)
         return {"items": _items_to_wire(value, item, depth + 2), "maxlen": value.maxlen}
 
     def from_wire(wire: Any, tagged: bool) -> Any:
-        if type(wire) is not dict or wire.keys() != {"items", "maxlen"}:
+        if type_of(wire) is not dict or wire.keys() != {"items", "maxlen"}:
             raise not_wire(wire, words)
         return deque(_items_from_wire(wire["items"], item, tagged, words), wire["maxlen"])
 
@@ -184,11 +186,16 @@ def deque_shape(item: Shape, words: str) -> Shape:
 # ── dict and its relatives ──────────────────────────────────────────────────────────────────
 
 
+def is_object_key(key: Shape) -> bool:
+    """Whether keys of this shape are written as the keys of an object."""
+    return key.kinds == frozenset({"string"})
+
+
 def dict_shape(key: Shape, item: Shape, words: str) -> Shape:
     """dict[K, V]: an object if every key is written as a string, else a list of pairs."""
     if key is STR:
         return plain_container_shape(dict, words) if item is PLAIN else _object_shape(item, words)
-    if key.kinds == {"string"}:
+    if is_object_key(key):
         to_wire, from_wire = _keyed_object(key, item, words)
         return _dict_of(dict, to_wire, from_wire, OBJECT, words)
     to_wire, from_wire = _pairs(key, item, words)
@@ -200,32 +207,32 @@ def _object_shape(item: Shape, words: str) -> Shape:
     own_wire, item_from_wire = item.own_wire, item.from_wire
 
     def to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not dict:
+        if type_of(value) is not dict:
             raise not_this(value, words)
         wire: dict[str, Any] = {}
         key: Any = None
         try:
             for key, each in value.items():
-                if type(key) is not str:
+                if type_of(key) is not str:
                     checked_key(key)
-                wire[key] = each if type(each) is own else item_to_wire(each, depth + 1)
+                wire[key] = each if type_of(each) is own else item_to_wire(each, depth + 1)
         except Unfit as no:
             raise no.under(key_step(key)) from None
         return escaped(wire)
 
     def from_wire(wire: Any, tagged: bool) -> Any:
-        if type(wire) is not dict:
+        if type_of(wire) is not dict:
             raise not_wire(wire, words)
         key = ""
         value: dict[str, Any] = {}
         try:
             for key, each in unescaped(wire).items():
-                value[key] = each if type(each) is own_wire else item_from_wire(each, tagged)
+                value[key] = each if type_of(each) is own_wire else item_from_wire(each, tagged)
         except Unfit as no:
             raise no.under(key_step(key)) from None
         return value
 
-    native: Any = dict[str, item.native] if item.native is not None else None  # type: ignore[name-defined]
+    native = _DICT[str, item.native] if item.native is not None else None
     return Shape(words, to_wire, from_wire, frozenset({dict}), OBJECT, native=native)
 
 
@@ -237,7 +244,7 @@ def _dict_of(
     words: str,
 ) -> Shape:
     def checked_to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not cls:
+        if type_of(value) is not cls:
             raise not_this(value, words)
         return to_wire(value, depth)
 
@@ -257,7 +264,7 @@ def _keyed_object(key: Shape, item: Shape, words: str) -> tuple[Callable[[Any, i
         return escaped(wire)
 
     def from_wire(wire: Any, tagged: bool) -> Any:
-        if type(wire) is not dict:
+        if type_of(wire) is not dict:
             raise not_wire(wire, words)
         value: dict[Any, Any] = {}
         for each, it in unescaped(wire).items():
@@ -287,12 +294,12 @@ def _pairs(
         return wire
 
     def from_wire(wire: Any, tagged: bool) -> Any:
-        if type(wire) is not list:
+        if type_of(wire) is not list:
             raise not_wire(wire, words)
         value: dict[Any, Any] = {}
         for index, pair in enumerate(wire):
             try:
-                if type(pair) is not list or len(pair) != 2:
+                if type_of(pair) is not list or len(pair) != 2:
                     raise not_wire(pair, "a pair of key and value")
                 value[key.from_wire(pair[0], tagged)] = item.from_wire(pair[1], tagged)
             except Unfit as no:
@@ -317,12 +324,14 @@ def ordered_dict_shape(key: Shape, item: Shape, words: str) -> Shape:
 def counter_shape(key: Shape, words: str) -> Shape:
     """Counter[K]: order decides ties in most_common(), so it is kept."""
     to_wire, from_wire = _pairs(key, INT, words, in_order=True)
-    return _dict_of(Counter, to_wire, lambda wire, tagged: Counter(from_wire(wire, tagged)), ARRAY, words)
+
+    def counter_from_wire(wire: Any, tagged: bool) -> Counter[Any]:
+        return Counter(from_wire(wire, tagged))
+
+    return _dict_of(Counter, to_wire, counter_from_wire, ARRAY, words)
 
 
-FACTORIES: dict[str, Any] = {
-    "int": int, "float": float, "str": str, "bool": bool, "list": list, "dict": dict, "set": set, "tuple": tuple, "bytes": bytes,
-}  # fmt: skip
+FACTORIES: dict[str, Any] = {each.__name__: each for each in (int, float, str, bool, bytes, list, tuple, set, dict)}
 _FACTORY_NAMES = {factory: name for name, factory in FACTORIES.items()}
 
 
@@ -331,7 +340,7 @@ def defaultdict_shape(key: Shape, item: Shape, words: str) -> Shape:
     plain = dict_shape(key, item, words)
 
     def to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not defaultdict:
+        if type_of(value) is not defaultdict:
             raise not_this(value, words)
         factory = value.default_factory
         try:
@@ -341,7 +350,7 @@ def defaultdict_shape(key: Shape, item: Shape, words: str) -> Shape:
         return {"default": name, "items": plain.to_wire(dict(value), depth + 1)}
 
     def from_wire(wire: Any, tagged: bool) -> Any:
-        if type(wire) is not dict or wire.keys() != {"default", "items"}:
+        if type_of(wire) is not dict or wire.keys() != {"default", "items"}:
             raise not_wire(wire, words)
         name = wire["default"]
         if name is not None and name not in FACTORIES:

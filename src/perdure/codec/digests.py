@@ -1,8 +1,9 @@
 """What is the digest of a value, however it is stored?
 
-The *skeleton* of a text is the text in which every large direct child (over 1 KiB) is replaced by a zero byte and the child's digest.
-Small texts, and those without children, are their own skeletons. The digest is the SHA-256 of the skeleton. JSON holds no zero byte,
-so a skeleton with children cannot be mistaken for a text, nor an array for an object.
+The *skeleton* of a text is the text in which every large direct child (over 1 KiB) is replaced by a zero byte and the
+child's digest. Small texts, and those without children, are their own skeletons. The digest is the SHA-256 of the
+skeleton. JSON holds no zero byte, so a skeleton with children cannot be mistaken for a text, nor an array for an
+object.
 """
 
 from __future__ import annotations

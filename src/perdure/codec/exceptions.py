@@ -1,7 +1,8 @@
 """How does an exception travel through the history, so that `except` takes the same branch on replay?
 
-It is recorded by class name, arguments, attributes, notes and causes, and rebuilt as its class only if that is a builtin exception, one
-of perdure's, or declared by the step. Everything else becomes a StepError, in the original run too.
+It is recorded by class name, arguments, attributes, notes and causes, and rebuilt as its class only if that is a
+builtin exception, one of perdure's, or declared by the step. Everything else becomes a StepError, in the original run
+too.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import builtins
 import datetime as dt
 import uuid
+from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any, Union
+from typing import Any
 
 from perdure import errors
 from perdure.codec.canonical import canonical_bytes, is_encodable, parse
 from perdure.codec.hints import shape_of
-from perdure.codec.shape import Unfit
+from perdure.codec.shape import Unfit, type_of
 from perdure.errors import DecodeError, StepError
 
 CHAIN_MAX = 8
@@ -24,21 +26,8 @@ CHAIN_MAX = 8
 GROUP_MAX = 100
 """Members of one exception group that are kept."""
 
-_CARRIED = shape_of(
-    Union[
-        Any,
-        bytes,
-        dt.datetime,
-        dt.date,
-        dt.time,
-        dt.timedelta,
-        Decimal,
-        uuid.UUID,
-        tuple[Any, ...],
-        set[Any],
-        frozenset[Any],
-    ]
-)
+_MOMENTS: Any = dt.datetime | dt.date | dt.time | dt.timedelta
+_CARRIED = shape_of(Any | bytes | _MOMENTS | Decimal | uuid.UUID | tuple[Any, ...] | set[Any] | frozenset[Any])
 """What an argument or attribute of an exception may be."""
 
 _HIDDEN_ATTRIBUTES: dict[type[BaseException], tuple[str, ...]] = {
@@ -53,13 +42,16 @@ _BUILTIN = {
     and issubclass(value, Exception)
     and not issubclass(value, (StopIteration, StopAsyncIteration))
 }
-"""Builtin classes that are rebuilt. A StopIteration cannot be thrown into a coroutine; others end the process, not a step."""
+"""Builtin classes that are rebuilt. A StopIteration cannot be thrown into a coroutine, and those that are no Exception
+end the process, not a step."""
 
 _OURS = {
     name: value
     for name, value in vars(errors).items()
     if isinstance(value, type) and issubclass(value, errors.PerdureError)
 }
+
+_FAMILIES: dict[str, Mapping[str, type[Exception]]] = {"perdure": _OURS, "builtin": _BUILTIN}
 
 
 def dump_exception(exc: BaseException, declared: tuple[type[BaseException], ...] = ()) -> bytes:
@@ -71,7 +63,7 @@ def load_exception(raw: bytes, declared: tuple[type[BaseException], ...] = ()) -
     """The exception of a record; a StepError when its class is neither builtin, nor ours, nor among `declared`."""
     try:
         wire = parse(raw)
-        if type(wire) is not dict or type(wire.get("type")) is not str:
+        if type_of(wire) is not dict or type_of(wire.get("type")) is not str:
             raise Unfit("no exception was recorded here")
         return _from_wire(wire, declared)
     except Unfit as no:
@@ -82,7 +74,7 @@ def load_exception(raw: bytes, declared: tuple[type[BaseException], ...] = ()) -
 
 
 def _to_wire(exc: BaseException, declared: tuple[type[BaseException], ...], above: frozenset[int]) -> dict[str, Any]:
-    cls = type(exc)
+    cls = type_of(exc)
     family, known = _family(cls, declared)
     lost: list[str] = []
     wire: dict[str, Any] = {"type": cls.__qualname__, "module": cls.__module__, "message": _message(exc)}
@@ -115,12 +107,16 @@ def _add_relatives(
             wire["context"] = _to_wire(exc.__context__, declared, above)
     if exc.__suppress_context__ and "cause" not in wire:
         wire["suppressed"] = True
-    if isinstance(exc, BaseExceptionGroup):
-        members: tuple[BaseException, ...] = exc.exceptions
+    members = _members(exc)
+    if members:
         kept = [each for each in members[:GROUP_MAX] if id(each) not in above] if len(above) <= CHAIN_MAX else []
         wire["exceptions"] = [_to_wire(each, declared, above) for each in kept]
         if len(kept) < len(members):
             wire["lost"] = [*wire.get("lost", ()), f"{len(members) - len(kept)} of its {len(members)} exceptions"]
+
+
+def _members(exc: Any) -> tuple[BaseException, ...]:
+    return getattr(exc, "exceptions", ()) if issubclass(type_of(exc), BaseExceptionGroup) else ()
 
 
 def _family(cls: type, declared: tuple[type[BaseException], ...]) -> tuple[str, type | None]:
@@ -160,7 +156,7 @@ def _message(exc: BaseException) -> str:
     try:
         return _text(str(exc))
     except Exception:
-        return f"({type(exc).__qualname__} whose message cannot be printed)"
+        return f"({type_of(exc).__qualname__} whose message cannot be printed)"
 
 
 def _text(text: str) -> str:
@@ -211,32 +207,27 @@ def _known_class(label: str, declared: tuple[type[BaseException], ...]) -> type[
     family, _, name = label.partition(":")
     if family == "declared":
         return next((each for each in declared if each.__qualname__ == name), None)
-    known: dict[str, Any] = {"perdure": _OURS, "builtin": _BUILTIN}.get(family, {})
-    return known.get(name)
+    return _FAMILIES.get(family, {}).get(name)
 
 
-def _rebuilt(
-    cls: type[BaseException], args: tuple[Any, ...], wire: dict[str, Any], members: list[BaseException]
-) -> BaseException | None:
-    """An instance without running a foreign `__init__`; None if the class does not let itself be made."""
+def _rebuilt(cls: Any, args: tuple[Any, ...], wire: dict[str, Any], members: list[BaseException]) -> Any:
+    """An instance, made without running a foreign `__init__`; None if the class does not let itself be made."""
     if issubclass(cls, BaseExceptionGroup):
         args = (wire.get("message", ""), members)
-    native = next(base for base in cls.__mro__ if base.__module__ == "builtins")
+    native: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     try:
-        exc: BaseException = (
-            cls.__new__(cls, *args) if issubclass(cls, BaseExceptionGroup) else native.__new__(cls, *args)
-        )  # type: ignore[call-overload]
-        native.__init__(exc, *args)  # type: ignore[misc]
-    except Exception:
+        exc = native.__new__(cls, *args)
+        native.__init__(exc, *args)
+    except Exception:  # whatever the class does not like about them
         return _bare(cls, native, args)
     return exc
 
 
-def _bare(cls: type[BaseException], native: type, args: tuple[Any, ...]) -> BaseException | None:
+def _bare(cls: Any, native: Any, args: tuple[Any, ...]) -> Any:
     try:
-        exc: BaseException = native.__new__(cls)
+        exc = native.__new__(cls)
         exc.args = args
-    except Exception:
+    except Exception:  # as above
         return None
     return exc
 

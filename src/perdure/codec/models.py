@@ -1,9 +1,10 @@
 """How are pydantic models recorded, without importing pydantic?
 
-As an object by field name (never by alias), every field included, so that defaults may change later. Which fields were set
-explicitly, extra fields and private attributes are kept beside them under `$unset`, `$extra` and `$private`. Reading restores the
-fields and runs no validator: what was recorded had been validated. A class that pydantic understands but that is no model (URLs and
-the like) goes through pydantic's own JSON form, and is refused if that does not give back an equal value.
+As an object by field name (never by alias), every field included, so that defaults may change later. Which fields
+were set explicitly, extra fields and private attributes are kept beside them under `$unset`, `$extra` and `$private`.
+Reading restores the fields and runs no validator: what was recorded had been validated. A class that pydantic
+understands but that is no model (URLs and the like) goes through pydantic's own JSON form, and is refused if that
+does not give back an equal value.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 from perdure.codec.plain import PLAIN
 from perdure.codec.records import MISSING, Field, record_shape
-from perdure.codec.shape import SECRET_ADVICE, Shape, Unfit, is_secret, key_step, not_this, refusing_shape
+from perdure.codec.resolving import Unresolved, resolved_hints
+from perdure.codec.shape import SECRET_ADVICE, Shape, Unfit, is_secret, key_step, not_this, refusing_shape, type_of
 
 OBJECT = frozenset({"object"})
 
@@ -99,9 +101,8 @@ def _extra_to_wire(extra: dict[str, Any], depth: int) -> dict[str, Any]:
 
 
 def _private_shape(cls: Any, name: str, shape_for: Callable[[Any], Shape]) -> Shape:
-    annotations = [base.__dict__.get("__annotations__", {}) for base in cls.__mro__]
-    hint = next((each[name] for each in annotations if name in each), Any)
-    return PLAIN if isinstance(hint, str) else shape_for(hint)
+    hint = resolved_hints(cls).get(name, Any)
+    return PLAIN if isinstance(hint, Unresolved) else shape_for(hint)
 
 
 def _private_to_wire(attributes: dict[str, Any], private: dict[str, Any], depth: int) -> dict[str, Any]:
@@ -135,11 +136,11 @@ def pydantic_form_shape(cls: type, words: str) -> Shape:
     adapter: Any = sys.modules["pydantic"].TypeAdapter(cls)
 
     def to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not cls:
+        if type_of(value) is not cls:
             raise not_this(value, words)
         wire = PLAIN.to_wire(adapter.dump_python(value, mode="json"), depth)
         again = adapter.validate_python(PLAIN.from_wire(wire, True))
-        if type(again) is not cls or again != value:
+        if type_of(again) is not cls or again != value:
             raise Unfit(f"a {words} whose JSON form is not equal to it", "Convert it first")
         return wire
 

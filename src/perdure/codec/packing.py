@@ -2,12 +2,12 @@
 
 Texts up to 1 KiB stay inline. Larger ones become blobs under their digest (`digests.py`). A blob is one of
 
-    a skeleton                          the text, with zero byte and digest for each large child
-    00 + base digest + tail             an array: the stored array `base`, then the elements of `tail`, which ends with "]"
-    01 + base digest + deflated tail    the same over many steps, so that reading does not follow one base per step
+    a skeleton                          the text, with zero byte and digest for each large child 00 + base digest +
+    tail             an array: the stored array `base`, then the elements of `tail`, which ends with "]" 01 + base
+    digest + deflated tail    the same over many steps, so that reading does not follow one base per step
 
-so a conversation that grows by one message costs one message each turn. The tail is the skeleton's own text, and the digest is that
-of the whole skeleton, so a reader can check what it put together.
+so a conversation that grows by one message costs one message each turn. The tail is the skeleton's own text, and the
+digest is that of the whole skeleton, so a reader can check what it put together.
 
 `Memo` is what one run knows to be stored already. It learns only by `committed`.
 """
@@ -19,13 +19,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from perdure.codec.digests import DIGEST_SIZE, REFERENCE, SMALL_MAX, assembled, children
 from perdure.errors import HistoryCorruptError
-
-if TYPE_CHECKING:
-    from hashlib import _Hash
 
 TAIL = b"\0"
 DEFLATED = b"\1"
@@ -40,8 +37,19 @@ PROBES_MAX = 16
 """Elements at the end of an unfamiliar array that are tried as the ends of a stored prefix."""
 
 
+class Hasher(Protocol):
+    """What hashlib makes."""
+
+    def update(self, data: bytes, /) -> None: ...
+    def copy(self) -> Hasher: ...
+    def digest(self) -> bytes: ...
+
+
 class Packed(NamedTuple):
-    """What to store for one text. `blobs` are those that the memo did not know; give it to `memo.committed` once they are stored."""
+    """What to store for one text: `blobs` are those that the memo did not know yet.
+
+    Give it to `memo.committed` once they are stored, and not before.
+    """
 
     digest: bytes
     inline: bytes | None
@@ -57,7 +65,7 @@ class Cut:
     """Bytes of its text, without the closing bracket."""
 
     digest: bytes
-    hasher: _Hash
+    hasher: Hasher
     """Has seen the skeleton up to here."""
 
     sealed: bytes
@@ -89,8 +97,9 @@ class Growth:
 class Memo:
     """What one run has stored already: digests, and the arrays that keep growing.
 
-    It is a cache: without it more is stored, never something wrong. `known` may ask the store about digests that the memo has not
-    seen. To restore it after a restart, pack the last inputs again and call `committed` without storing anything.
+    It is a cache: without it more is stored, never something wrong. `known` may ask the store about digests that the
+    memo has not seen. To restore it after a restart, pack the last inputs again and call `committed` without storing
+    anything.
     """
 
     def __init__(
@@ -251,21 +260,21 @@ class _Packing:
         first = max(0, len(parts) - PROBES_MAX)
         length = sum(len(part) + 1 for part in parts[:first])
         hasher = sha256(b"[" + b"".join([each + b"," for each in referred[:first]]))
-        prefixes: list[tuple[int, int, _Hash]] = []
+        prefixes: list[tuple[int, int, Hasher]] = []
         for index in range(first, len(parts)):
             length += len(parts[index]) + 1
             hasher.update(referred[index])
             if length >= SMALL_MAX:
                 prefixes.append((index + 1, length, hasher.copy()))
             hasher.update(b",")
-        for count, length, hasher in reversed(prefixes):
-            digest = _closed(hasher)
+        for count, size, seen in reversed(prefixes):
+            digest = _closed(seen)
             if self.memo.knows(digest):
-                return count, Cut(length, digest, hasher, digest, ())
+                return count, Cut(size, digest, seen, digest, ())
         return None
 
 
-def _closed(hasher: _Hash) -> bytes:
+def _closed(hasher: Hasher) -> bytes:
     """The digest of the array whose skeleton the hasher has seen but for the closing bracket."""
     hasher = hasher.copy()
     hasher.update(b"]")

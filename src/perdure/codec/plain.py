@@ -1,13 +1,12 @@
 """How are values recorded that nobody described with a type hint?
 
-They must be plain JSON: None, bool, int, float, str, list, dict with str keys, of exactly these types. What JSON numbers and
-strings cannot carry exactly is tagged: an object with one key that starts with "$".
+They must be plain JSON: None, bool, int, float, str, list, dict with str keys, of exactly these types. What JSON
+numbers and strings cannot carry exactly is tagged: an object with one key that starts with "$".
 
-    {"$f": "NaN"}    a float whose JSON form would come back as something else: NaN, Infinity, -0, and whole floats ("1")
-    {"$i": "1..."}   an integer beyond 2**53
-    {"$s": "..."}    a string with half a surrogate pair, base64 of UTF-16
-    {"$u": [...]}    a member of a union (`unions.py`)
-    {"$": {...}}     a user's own object that looks like one of these
+    {"$f": "NaN"}    a float whose JSON form would come back as something else: NaN, Infinity, -0, and whole floats
+    ("1") {"$i": "1..."}   an integer beyond 2**53 {"$s": "..."}    a string with half a surrogate pair, base64 of
+    UTF-16 {"$u": [...]}    a member of a union (`unions.py`) {"$": {...}}     a user's own object that looks like one
+    of these
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from perdure.codec.shape import (
     not_this,
     not_wire,
     too_deep,
+    type_of,
 )
 
 _SAFE_MIN, _SAFE_MAX = -SAFE_INTEGER_MAX, SAFE_INTEGER_MAX
@@ -39,11 +39,11 @@ def is_own_wire(value: Any, depth: int) -> bool:
     if depth > DEPTH_MAX:
         return False
     key = ""
-    if type(value) is dict:
+    if type_of(value) is dict:
         for key, item in value.items():
-            if type(key) is not str:
+            if type_of(key) is not str:
                 return False
-            kind = type(item)
+            kind = type_of(item)
             if kind is str or kind is bool or item is None:
                 continue
             if kind is int:
@@ -58,10 +58,10 @@ def is_own_wire(value: Any, depth: int) -> bool:
                 continue
             return False
         return len(value) != 1 or not key.startswith("$")
-    if type(value) is not list:
+    if type_of(value) is not list:
         return False
     for item in value:
-        kind = type(item)
+        kind = type_of(item)
         if kind is str or kind is bool or item is None:
             continue
         if kind is int:
@@ -80,7 +80,7 @@ def is_own_wire(value: Any, depth: int) -> bool:
 
 def plain_to_wire(value: Any, depth: int) -> Any:
     """The wire of a plain JSON value. Raises Unfit for anything else."""
-    kind = type(value)
+    kind = type_of(value)
     if kind is str or kind is bool or value is None:
         return value
     if kind is int:
@@ -96,7 +96,7 @@ def _container_to_wire(value: Any, depth: int) -> Any:
     """A dict or list with something inside that needs a tag, or has no wire."""
     if depth > DEPTH_MAX:
         raise too_deep()
-    if type(value) is list:
+    if type_of(value) is list:
         items: list[Any] = []
         try:
             for item in value:
@@ -115,12 +115,12 @@ def _container_to_wire(value: Any, depth: int) -> Any:
 
 def checked_key(key: Any) -> str:
     """The key of a plain JSON object, or Unfit."""
-    if type(key) is not str:
+    if type_of(key) is not str:
         raise Unfit(
-            f"a key of type {type(key).__qualname__} ({key!r:.40})",
-            f"Plain JSON has str keys: annotate it, for example as dict[{type(key).__qualname__}, ...]",
+            f"a key of type {type_of(key).__qualname__} ({key!r:.40})",
+            f"Plain JSON has str keys: annotate it, for example as dict[{type_of(key).__qualname__}, ...]",
         )
-    return key
+    return str(key)
 
 
 def escaped(wire: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def escaped(wire: dict[str, Any]) -> dict[str, Any]:
 
 def unescaped(wire: dict[str, Any]) -> dict[str, Any]:
     """The user's object in a wire that cannot be one of our tags otherwise."""
-    if len(wire) == 1 and "$" in wire and type(wire["$"]) is dict:
+    if len(wire) == 1 and "$" in wire and type_of(wire["$"]) is dict:
         inner: dict[str, Any] = wire["$"]
         return inner
     return wire
@@ -142,22 +142,22 @@ def plain_from_wire(wire: Any, tagged: bool) -> Any:
     """The plain value of a wire."""
     if not tagged:
         return wire
-    if type(wire) is list:
-        return [plain_from_wire(item, True) if type(item) in _NESTED else item for item in wire]
-    if type(wire) is not dict:
+    if type_of(wire) is list:
+        return [plain_from_wire(item, True) if type_of(item) in _NESTED else item for item in wire]
+    if type_of(wire) is not dict:
         return wire
     if len(wire) == 1:
         (key,) = wire
         if key.startswith("$"):
             return _untagged(key, wire[key])
-    return {key: plain_from_wire(item, True) if type(item) in _NESTED else item for key, item in wire.items()}
+    return {key: plain_from_wire(item, True) if type_of(item) in _NESTED else item for key, item in wire.items()}
 
 
 _NESTED = frozenset({dict, list})
 
 
 def _untagged(key: str, inner: Any) -> Any:
-    if key == "$" and type(inner) is dict:
+    if key == "$" and type_of(inner) is dict:
         return {key: plain_from_wire(item, True) for key, item in inner.items()}
     if key == "$f":
         return _float_of(inner)
@@ -215,7 +215,7 @@ def _float_of(text: Any) -> float:
 
 
 def _float_to_wire(value: Any, depth: int) -> Any:
-    kind = type(value)
+    kind = type_of(value)
     if kind is float:
         if not math.isfinite(value) or (value == 0 and math.copysign(1, value) < 0):
             return {"$f": _float_text(value)}
@@ -229,22 +229,22 @@ def float_wires(values: Any) -> list[Any]:
     """The wires of many floats: embeddings are thousands of them."""
     return [
         value
-        if type(value) is float and (1e-5 <= value < 1e15 or -1e15 < value <= -1e-5) and not value.is_integer()
+        if type_of(value) is float and (1e-5 <= value < 1e15 or -1e15 < value <= -1e-5) and not value.is_integer()
         else _float_to_wire(value, 0)
         for value in values
     ]
 
 
 def _float_from_wire(wire: Any, tagged: bool) -> Any:
-    if type(wire) is int:
+    if type_of(wire) is int:
         return _float_of(wire)
     return _scalar_from_wire(wire, (float, int), "float")
 
 
 def _int_to_wire(value: Any, depth: int) -> Any:
-    if type(value) is int:
+    if type_of(value) is int:
         return int_to_wire(value)
-    if type(value) is bool:  # where int is declared Python takes a bool too, and it must come back as one
+    if type_of(value) is bool:  # where int is declared Python takes a bool too, and it must come back as one
         return value
     raise not_this(value, "int")
 
@@ -254,15 +254,15 @@ def _int_from_wire(wire: Any, tagged: bool) -> Any:
 
 
 def _scalar_from_wire(wire: Any, types: tuple[type, ...], words: str) -> Any:
-    value = plain_from_wire(wire, True) if type(wire) is dict else wire
-    if type(value) not in types:
+    value = plain_from_wire(wire, True) if type_of(wire) is dict else wire
+    if type_of(value) not in types:
         raise not_wire(wire, words)
     return value
 
 
 def _scalar(words: str, of: type, kind: str) -> Shape:
     def to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not of:
+        if type_of(value) is not of:
             raise not_this(value, words)
         return value
 

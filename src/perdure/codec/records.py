@@ -1,8 +1,8 @@
 """How are objects with named fields recorded: dataclasses, attrs classes, NamedTuples, TypedDicts, msgspec Structs?
 
-As an object by field name. Reading restores the fields and runs no code of the class: a `__post_init__` has done its work before the
-value was recorded, and what it put outside the fields would be lost, so such values are refused. A field that is missing in the text
-(it was added since) gets its default; one that the class no longer has is ignored.
+As an object by field name. Reading restores the fields and runs no code of the class: a `__post_init__` has done its
+work before the value was recorded, and what it put outside the fields would be lost, so such values are refused. A
+field that is missing in the text (it was added since) gets its default; one that the class no longer has is ignored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from perdure.codec.plain import PLAIN, checked_key, escaped, unescaped
-from perdure.codec.shape import Shape, Unfit, key_step, not_this, not_wire
+from perdure.codec.shape import Shape, Unfit, key_step, not_this, not_wire, type_of
 
 OBJECT = frozenset({"object"})
 MISSING: Any = object()
@@ -59,7 +59,7 @@ def record_shape(
     readers = [(field.name, field.shape.own_wire, field.shape.from_wire) for field in fields]
 
     def to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not cls:
+        if type_of(value) is not cls:
             raise not_this(value, words)
         wire: dict[str, Any] = {}
         name = ""
@@ -67,7 +67,7 @@ def record_shape(
         try:
             for name, own, item_to_wire in writers:
                 item = getattr(value, name)
-                wire[name] = item if type(item) is own else item_to_wire(item, depth)
+                wire[name] = item if type_of(item) is own else item_to_wire(item, depth)
         except Unfit as no:
             raise no.under(key_step(name)) from None
         except AttributeError:
@@ -79,14 +79,14 @@ def record_shape(
         return wire
 
     def from_wire(wire: Any, tagged: bool) -> Any:
-        if type(wire) is not dict:
+        if type_of(wire) is not dict:
             raise not_wire(wire, words)
         state: dict[str, Any] = {}
         name = ""
         try:
             for name, own, item_from_wire in readers:
                 item = wire[name]
-                state[name] = item if type(item) is own else item_from_wire(item, tagged)
+                state[name] = item if type_of(item) is own else item_from_wire(item, tagged)
         except Unfit as no:
             raise no.under(key_step(name)) from None
         except KeyError:
@@ -129,7 +129,7 @@ def _with_gaps_from_wire(wire: dict[str, Any], fields: list[Field], tagged: bool
 
 def _only_member(mark: Any, words: str) -> Any:
     """The wire of a record that was one member of a union when it was written, and is alone now."""
-    if type(mark) is not list or len(mark) != 3 or mark[0] != words:
+    if type_of(mark) is not list or len(mark) != 3 or mark[0] != words:
         raise Unfit(f"another member of a union was recorded where {words} is declared")
     return mark[2]
 
@@ -169,18 +169,18 @@ def _slots(cls: type) -> list[str]:
 
 def _maker(cls: type, fields: list[Field], has_dict: bool) -> Callable[[dict[str, Any]], Any]:
     """Makes an instance of its fields' values, past `__init__` and whatever `__setattr__` the class has."""
-    new: Callable[[type], Any] = object.__new__
+    new: Any = object.__new__
     put = object.__setattr__
     by_descriptor = any(hasattr(getattr(cls, field.name, None), "__set__") for field in fields)
 
     def make_one_by_one(state: dict[str, Any]) -> Any:
-        value = new(cls)
+        value: Any = new(cls)
         for name, item in state.items():
             put(value, name, item)
         return value
 
     def make(state: dict[str, Any]) -> Any:
-        value = new(cls)
+        value: Any = new(cls)
         put(value, "__dict__", state)
         return value
 
@@ -220,6 +220,15 @@ def _object_shape(cls: type, fields: list[Field], words: str) -> Shape:
     return record_shape(cls, fields, _maker(cls, fields, has_dict), words, has_dict, stray)
 
 
+def none_defaults(cls: Any) -> frozenset[str]:
+    """Fields declared like `x: int = None`: the None is taken, whatever the annotation says."""
+    if dataclasses.is_dataclass(cls):
+        return frozenset([each.name for each in dataclasses.fields(cls) if each.default is None])
+    if hasattr(cls, "_field_defaults"):
+        return frozenset([name for name, default in cls._field_defaults.items() if default is None])
+    return frozenset()
+
+
 # ── the others ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -230,7 +239,7 @@ def named_tuple_shape(cls: Any, shape_of: Callable[[str], Shape], words: str) ->
     fields = [Field(name, shape_of(name), defaults.get(name, MISSING)) for name in names]
 
     def make(state: dict[str, Any]) -> Any:
-        return tuple.__new__(cls, [state[name] for name in names])
+        return cls._make([state[name] for name in names])
 
     return record_shape(cls, fields, make, words, has_dict=cls.__dictoffset__ != 0)
 
@@ -255,15 +264,15 @@ def struct_shape(cls: Any, shape_of: Callable[[str], Shape], words: str) -> Shap
 
 
 def _struct_field(name: str, shape: Shape, default: Any) -> Field:
-    factory = getattr(default, "factory", MISSING) if type(default).__module__ == "msgspec._core" else MISSING
+    factory = getattr(default, "factory", MISSING) if type_of(default).__module__ == "msgspec._core" else MISSING
     return Field(name, shape, MISSING if factory is not MISSING else _unless(default, msgspec.NODEFAULT), factory)
 
 
 def typed_dict_shape(shapes: dict[str, Shape], words: str) -> Shape:
-    """A TypedDict is a dict: whatever keys it has come back; those that are declared by their own hints, others as plain JSON."""
+    """A TypedDict is a dict: whatever keys it has come back, undeclared ones as plain JSON."""
 
     def to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not dict:
+        if type_of(value) is not dict:
             raise not_this(value, words)
         wire: dict[str, Any] = {}
         key: Any = ""
@@ -275,7 +284,7 @@ def typed_dict_shape(shapes: dict[str, Shape], words: str) -> Shape:
         return escaped(wire)
 
     def from_wire(wire: Any, tagged: bool) -> Any:
-        if type(wire) is not dict:
+        if type_of(wire) is not dict:
             raise not_wire(wire, words)
         value: dict[str, Any] = {}
         key = ""

@@ -1,7 +1,8 @@
 """How are single things that JSON has no form for written as a string (or a short list) and read back?
 
-Times keep what makes them equal *and* what they would do next: an aware datetime with a zone keeps the zone, in the notation of
-RFC 9557 (`2025-01-01T00:00:00+01:00[Europe/Berlin]`); `fold` and foreign kinds of tzinfo are written in such brackets too.
+Times keep what makes them equal *and* what they would do next: an aware datetime with a zone keeps the zone, in the
+notation of RFC 9557 (`2025-01-01T00:00:00+01:00[Europe/Berlin]`); `fold` and foreign kinds of tzinfo are written in
+such brackets too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from perdure.codec.plain import PLAIN, STR
-from perdure.codec.shape import Shape, Unfit, not_this, not_wire
+from perdure.codec.shape import Shape, Unfit, not_this, not_wire, type_of
 
 
 def text_shape(cls: type, to_text: Callable[[Any], str], from_text: Callable[[str], Any], words: str = "") -> Shape:
@@ -29,7 +30,7 @@ def text_shape(cls: type, to_text: Callable[[Any], str], from_text: Callable[[st
     words = words or cls.__name__
 
     def to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not cls:
+        if type_of(value) is not cls:
             raise not_this(value, words)
         return to_text(value)
 
@@ -57,7 +58,7 @@ def _zoned(moment: Any) -> str:
 
 
 def _zone_suffix(zone: Any) -> str:
-    kind = type(zone)
+    kind = type_of(zone)
     if kind is dt.timezone:
         return _offset_suffix(*zone.__getinitargs__())
     if kind is zoneinfo.ZoneInfo:
@@ -223,14 +224,19 @@ SCALARS: dict[type, Shape] = {
 
 
 def _range_to_wire(value: Any, depth: int) -> Any:
-    if type(value) is not range:
+    if type_of(value) is not range:
         raise not_this(value, "range")
     return [PLAIN.to_wire(part, depth) for part in (value.start, value.stop, value.step)]
 
 
 def _range_from_wire(wire: Any, tagged: bool) -> Any:
     parts = PLAIN.from_wire(wire, tagged)
-    if type(parts) is not list or len(parts) != 3 or not all(type(part) is int for part in parts) or parts[2] == 0:
+    if (
+        type_of(parts) is not list
+        or len(parts) != 3
+        or not all(type_of(part) is int for part in parts)
+        or parts[2] == 0
+    ):
         raise not_wire(wire, "range")
     return range(*parts)
 
@@ -239,13 +245,16 @@ RANGE = Shape("range", _range_to_wire, _range_from_wire, frozenset({range}), fro
 
 
 def enum_shape(cls: type[enum.Enum]) -> Shape:
-    """Members go by name: `auto()` values move when members are added, names do not. A value is understood on reading too."""
+    """Members go by name: `auto()` values move when members are added, names do not.
+
+    On reading a value is understood too: people type those.
+    """
     if issubclass(cls, enum.Flag):
         return _flag_shape(cls)
     words = cls.__name__
 
     def to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not cls:
+        if type_of(value) is not cls:
             raise not_this(value, words)
         return value._name_
 
@@ -260,7 +269,7 @@ def enum_shape(cls: type[enum.Enum]) -> Shape:
 
 def _member_by_value(cls: type[enum.Enum], value: Any) -> enum.Enum:
     for member in cls:
-        if type(member.value) is type(value) and member.value == value:
+        if type(member.value) is type_of(value) and member.value == value:
             return member
     names = ", ".join(list(cls.__members__)[:8])
     raise Unfit(f"{value!r:.60} was recorded where {cls.__name__} is declared", f"Its members are {names}")
@@ -271,7 +280,7 @@ def _flag_shape(cls: type[enum.Flag]) -> Shape:
     words = cls.__name__
 
     def to_wire(value: Any, depth: int) -> Any:
-        if type(value) is not cls:
+        if type_of(value) is not cls:
             raise not_this(value, words)
         bits = [member for member in cls if member in value]
         if bits and sum(member._value_ for member in bits) == value._value_:
@@ -280,7 +289,7 @@ def _flag_shape(cls: type[enum.Flag]) -> Shape:
 
     def from_wire(wire: Any, tagged: bool) -> Any:
         try:
-            if type(wire) is str:
+            if type_of(wire) is str:
                 return cls(sum(cls.__members__[name]._value_ for name in wire.split("|")))
             return cls(PLAIN.from_wire(wire, True))
         except (KeyError, ValueError, TypeError):

@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+type_of: Callable[[Any], type] = type
+"""`type(x)`, without the type checker's narrowing of Any to a dict or list of unknowns."""
+
 DEPTH_MAX = 128
 """Levels of nesting that a value may have. More is refused, whatever the caller's stack has left."""
 
@@ -116,21 +119,32 @@ def too_deep() -> Unfit:
 
 def kind_of(wire: Any) -> str:
     """The JSON kind of a wire."""
-    return _KINDS.get(type(wire), "object")
+    return _KINDS.get(type_of(wire), "object")
 
 
 _KINDS: dict[type, str] = {
-    type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array", dict: "object",
-}  # fmt: skip
+    type(None): "null",
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
 
 WIRE_WORDS = {
-    "null": "null", "boolean": "true or false", "number": "a number", "string": "a string", "array": "a list", "object": "an object",
-}  # fmt: skip
+    "null": "null",
+    "boolean": "true or false",
+    "number": "a number",
+    "string": "a string",
+    "array": "a list",
+    "object": "an object",
+}
 
 
 def not_this(value: Any, words: str) -> Unfit:
     """The refusal of a value whose exact type is not the hint's."""
-    found: type = type(value)
+    found: type = type_of(value)
     if value is None:
         return Unfit(f"None where {words} is declared", f"Annotate it as {words} | None")
     if words == PLAIN_WORDS:
@@ -156,7 +170,7 @@ def full_name(cls: type) -> str:
 
 
 PLAIN_WORDS = "plain JSON"
-SECRET_ADVICE = "Secrets are never recorded: name it with perdure.secret(...) in the step that needs it"
+SECRET_ADVICE = "Secrets are never recorded: name it with perdure.secret(...) in the step that needs it"  # noqa: S105
 
 
 def is_secret(cls: type) -> bool:

@@ -1,8 +1,9 @@
 """Which member of a union does a value belong to, and how does the reader know?
 
-The writer chooses by the value's exact type. The reader goes by the kind of JSON it finds; where two members share a kind, those
-that are not plain JSON are written as `{"$u": [name, position, wire]}`. The name is only ever compared with the names of the hint's
-own members: the position helps when a class was renamed, the name when members were reordered.
+The writer chooses by the value's exact type. The reader goes by the kind of JSON it finds; where two members share a
+kind, those that are not plain JSON are written as `{"$u": [name, position, wire]}`. The name is only ever compared
+with the names of the hint's own members: the position helps when a class was renamed, the name when members were
+reordered.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure.codec.plain import BOOL, FLOAT, INT, NONE, PLAIN, STR, plain_from_wire, plain_to_wire
-from perdure.codec.shape import NO_TYPE, Shape, Unfit, kind_of, not_this, not_wire, union_words
+from perdure.codec.shape import NO_TYPE, Shape, Unfit, kind_of, not_this, not_wire, type_of, union_words
 
 PLAIN_MEMBERS = (NONE, BOOL, INT, FLOAT, STR, PLAIN)
 """Members whose wire needs no mark: these come first when untagged text is read."""
@@ -53,7 +54,7 @@ def _optional(other: Shape, words: str) -> Shape:
     def from_wire(wire: Any, tagged: bool) -> Any:
         if wire is None:
             return None
-        if tagged and type(wire) is dict and "$u" in wire and len(wire) == 1:
+        if tagged and type_of(wire) is dict and "$u" in wire and len(wire) == 1:
             return _marked_from_wire(wire["$u"], [other], words)
         return other.from_wire(wire, tagged)
 
@@ -98,7 +99,7 @@ class _Union:
         return Shape(self.words, self.to_wire, self.from_wire, types, kinds, own=own, own_wire=own)
 
     def to_wire(self, value: Any, depth: int) -> Any:
-        members = self.writers.get(type(value))
+        members = self.writers.get(type_of(value))
         if members is None:
             raise not_this(value, self.words)
         if len(members) == 1:
@@ -112,9 +113,8 @@ class _Union:
         raise refusals[0]
 
     def from_wire(self, wire: Any, tagged: bool) -> Any:
-        if tagged and type(wire) is dict and len(wire) == 1:
-            if "$u" in wire:
-                return _marked_from_wire(wire["$u"], self.shapes, self.words)
+        if tagged and type_of(wire) is dict and len(wire) == 1 and "$u" in wire:
+            return _marked_from_wire(wire["$u"], self.shapes, self.words)
         readers = self.readers.get(_kind_under_tag(wire) if tagged else kind_of(wire), [])
         if not readers:
             raise not_wire(wire, self.words)
@@ -123,7 +123,7 @@ class _Union:
 
 def _kind_under_tag(wire: Any) -> str:
     """The kind of JSON that a wire would be if JSON could carry it exactly."""
-    if type(wire) is dict and len(wire) == 1:
+    if type_of(wire) is dict and len(wire) == 1:
         return _TAGGED_KINDS.get(next(iter(wire)), "object")
     return kind_of(wire)
 
@@ -159,9 +159,10 @@ def _looks_like_another(shape: Shape, shapes: list[Shape]) -> bool:
 
 
 def _marked_from_wire(mark: Any, shapes: list[Shape], words: str) -> Any:
-    if type(mark) is not list or len(mark) != 3 or type(mark[1]) is not int:
+    if type_of(mark) is not list or len(mark) != 3 or type_of(mark[1]) is not int:
         raise Unfit(f"a damaged union tag ({mark!r:.60})")
-    name, position, wire = mark
+    name, wire = mark[0], mark[2]
+    position: int = mark[1]
     named = [index for index, shape in enumerate(shapes) if shape.words == name]
     if named:
         return shapes[position if position in named else named[0]].from_wire(wire, True)

@@ -1,6 +1,7 @@
 """How does a value become bytes under a type hint, and the same value again?
 
-For every value, `loads(dumps(x)) == x` with the same exact types at every level, or `dumps` raises EncodeError that names the path.
+For every value, `loads(dumps(x)) == x` with the same exact types at every level, or `dumps` raises EncodeError that
+names the path.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from typing import Any
 import msgspec
 
 from perdure.codec.canonical import canonical_bytes, parse
-from perdure.codec.hints import shape_of, words_of
+from perdure.codec.hints import shape_of
+from perdure.codec.resolving import words_of
 from perdure.codec.shape import Shape, Unfit, too_deep
 from perdure.errors import DecodeError, EncodeError
 

@@ -12,7 +12,6 @@ import enum
 import functools
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
@@ -81,23 +80,20 @@ def _pruned(raw: bytes, routes: list[Route]) -> bytes:
     """The text without the routes' ends; parts that no route enters are copied as they stand."""
     try:
         if raw[:1] == b"{":
-            kept: Any = {}
-            for key, item in _object(raw).items():
-                _keep(kept.__setitem__, key, item, routes)
-            return _encode(kept)
+            parts = [(key, _kept(key, item, routes)) for key, item in _object(raw).items()]
+            return _encode({key: item for key, item in parts if item is not None})
         if raw[:1] == b"[":
-            kept = []
-            for index, item in enumerate(_array(raw)):
-                _keep(lambda _, it: kept.append(it), index, item, routes)
-            return _encode(kept)
+            elements = [_kept(index, item, routes) for index, item in enumerate(_array(raw))]
+            return _encode([item for item in elements if item is not None])
     except msgspec.DecodeError:
         pass
     return raw
 
 
-def _keep(put: Any, at: str | int, item: msgspec.Raw, routes: list[Route]) -> None:
+def _kept(at: str | int, item: msgspec.Raw, routes: list[Route]) -> msgspec.Raw | None:
+    """What is left of the child at a key or index; None if it is removed."""
     every = Every.KEY if isinstance(at, str) else Every.ELEMENT
     here = [route[1:] for route in routes if route[0] == at or route[0] is every]
     if () in here:
-        return
-    put(at, msgspec.Raw(_pruned(bytes(item), here)) if here else item)
+        return None
+    return msgspec.Raw(_pruned(bytes(item), here)) if here else item
