@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -37,6 +36,10 @@ class Entry(NamedTuple):
     at: int | None = None
 
 
+Delivery = tuple[e.Event, int, "bytes | None"]
+"""An outcome as the code gets it: the event, its time, its payload."""
+
+
 class Written(NamedTuple):
     """An append under way, and what follows once it is durable."""
 
@@ -54,7 +57,7 @@ class LiveRun:
         "has_waiting_set", "head", "held", "idle_since", "info", "is_gone", "is_in_turn", "is_leaving", "is_paused", "is_slow",
         "is_suspect", "last_at",
         "lazy", "length", "letters", "new_runs", "next_at", "next_head", "rid", "run_id", "state_written", "taken",
-        "then", "under_way", "watches",
+        "then", "under_way", "undelivered", "watches",
     )  # fmt: skip
 
     def __init__(self, info: RunInfo, execution: Execution, *, length: int, head: bytes, last_at: int) -> None:
@@ -77,6 +80,7 @@ class LiveRun:
         self.flights: dict[Key, Flight] = {}
         self.held: list[Command] = []
         self.lazy = 0
+        self.undelivered: list[Delivery] = []
         self.state_written: bytes | None = info.state
         self.is_suspect = False
         self.is_slow = False
@@ -139,7 +143,7 @@ class LiveRun:
             entries = [Entry(note) for note in self.execution.notes] + entries
             self.execution.notes = []
         if self.change is not None and self.change.chapter_seq is not None:
-            self.change = replace(self.change, chapter_seq=self.length + _place_of_chapter(entries))
+            self.change = self.change._replace(chapter_seq=self.length + _place_of_chapter(entries))
         if self.lazy:
             entries = _none_later_than_the_next(entries)
         rows, dated, blobs = self._rows(entries, now)

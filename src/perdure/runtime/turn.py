@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,7 +29,7 @@ from perdure.engine.execution import Completed, Failed, NextChapter, WasCancelle
 from perdure.errors import HistoryCorruptError, PerdureBug, RunConflictError, StoreError
 from perdure.history import events as e
 from perdure.runtime import load, mail
-from perdure.runtime.live import CHAPTER_TO_BE_PLACED, Entry, LiveRun, Written
+from perdure.runtime.live import CHAPTER_TO_BE_PLACED, Delivery, Entry, LiveRun, Written
 from perdure.runtime.performer import Flight, Performer
 from perdure.runtime.sections import Sections
 from perdure.runtime.writer import Done as DoneCallback
@@ -179,13 +178,28 @@ class Turns:
         at = max(self.clock.now(), live.last_at)
         live.entries.append(Entry(event, input, output, raw, False, at))
         live.lazy += 1
-        self._loop.call_soon(self._deliver_now, live, event, at, raw)
+        live.undelivered.append((event, at, raw))
+        self._loop.call_soon(self._deliver_now, live)
 
-    def _deliver_now(self, live: LiveRun, event: e.Event, at: int, raw: bytes | None) -> None:
+    def _deliver_now(self, live: LiveRun) -> None:
         if live.is_in_turn:
-            live.deferred.append(lambda: self._deliver_now(live, event, at, raw))
-        elif not live.is_gone:
-            self._turn(live, lambda: live.execution.deliver(event, at, raw), lambda: self.advance(live))
+            live.deferred.append(lambda: self._deliver_now(live))
+        elif live.undelivered and not live.is_gone:
+            self._deliver_in_turn(live, [], lambda: self.advance(live))
+
+    def _deliver_in_turn(self, live: LiveRun, outcomes: list[Delivery], then: Callable[[], None]) -> None:
+        """Deliver these; lazy results that are still to be delivered stand before them in the history, and go first."""
+        outcomes, live.undelivered = live.undelivered + outcomes, []
+        deliver = live.execution.deliver
+
+        def turn() -> None:
+            for event, at, raw in outcomes:
+                deliver(event, at, raw)
+
+        if outcomes:
+            self._turn(live, turn, then)
+        else:
+            then()
 
     def flush_lazy(self) -> None:
         """Have lazy results written that nothing else has taken along."""
@@ -210,16 +224,19 @@ class Turns:
     def _append(self, live: LiveRun, now: int) -> tuple[Write, DoneCallback]:
         if live.execution.state is not live.state_written:
             live.state_written = live.execution.state
-            live.change = replace(live.change or Change(), state=live.state_written)
+            live.change = (live.change or Change())._replace(state=live.state_written)
         if live.has_waiting_set:
             live.has_waiting_set = False
             change = live.change or self.parked_change(live)
-            live.change = change if change.waiting is not None else replace(change, waiting=b"")
+            live.change = change if change.waiting is not None else change._replace(waiting=b"")
         written = live.build(self._id_prefix + next(self._ids).to_bytes(8, "big"), now)
         return written.append, lambda outcome: self._committed(live, written, outcome)
 
     def _committed(self, live: LiveRun, written: Written, outcome: Outcome | StoreError) -> None:
         if live.is_gone:
+            return
+        if live.is_in_turn:
+            live.deferred.append(lambda: self._committed(live, written, outcome))
             return
         if isinstance(outcome, Done):
             self._deliver_all(live, live.committed(outcome.length))
@@ -229,17 +246,8 @@ class Turns:
             self._lost(live, outcome)
 
     def _deliver_all(self, live: LiveRun, written: Written) -> None:
-        outcomes = [(entry.event, at, entry.raw) for entry, at in written.entries if entry.delivers]
-        deliver = live.execution.deliver
-
-        def turn() -> None:
-            for event, at, raw in outcomes:
-                deliver(event, at, raw)
-
-        if outcomes:
-            self._turn(live, turn, lambda: self._delivered(live, written))
-        else:
-            self._delivered(live, written)
+        outcomes: list[Delivery] = [(entry.event, at, entry.raw) for entry, at in written.entries if entry.delivers]
+        self._deliver_in_turn(live, outcomes, lambda: self._delivered(live, written))
 
     def _delivered(self, live: LiveRun, written: Written) -> None:
         if live.has_sections:
@@ -468,14 +476,24 @@ class Turns:
     # ── mail ─────────────────────────────────────────────────────────────────────────────────
     def take_mail(self, letters: Sequence[Mail]) -> None:
         """Letters to runs that are in memory enter their histories, in the order in which they were sent."""
+        left: dict[int, list[Mail]] = {}
         for letter in letters:
             live = self.live.get(letter.rid)
-            if live is not None and not (live.is_leaving or live.is_in_turn) and not live.has_taken(letter.mail_id):
-                if live.is_parked and letter.kind in {"message", "child"}:
-                    continue
-                live.taken.append(letter.mail_id)
-                mail.take(self, live, letter)
-                self._mark(live)
+            if live is None:
+                continue
+            if live.is_parked and letter.kind in {"message", "child"}:
+                left.setdefault(live.rid, []).append(letter)
+                continue
+            self._take(live, letter)
+            if not live.is_parked:
+                for earlier in left.pop(live.rid, ()):
+                    self._take(live, earlier)
+
+    def _take(self, live: LiveRun, letter: Mail) -> None:
+        if not (live.is_leaving or live.is_in_turn or live.has_taken(letter.mail_id)):
+            live.taken.append(letter.mail_id)
+            mail.take(self, live, letter)
+            self._mark(live)
 
     # ── parking and ending ───────────────────────────────────────────────────────────────────
     def block_call(self, live: LiveRun, reason: str, hint: str, flight: Flight) -> None:
@@ -508,16 +526,16 @@ class Turns:
         if live.blocked is None or live.blocked.reason != reason or live.blocked.hint != hint:
             self.block(live, e.RunBlocked(reason, hint))
         if not live.flights and not self.sections.is_busy(live):
-            live.change = replace(self.parked_change(live), release=True, wakes=Wakes.CONTROL)
+            live.change = self.parked_change(live)._replace(release=True, wakes=Wakes.CONTROL)
             self._leave(live)
 
     def release(self, live: LiveRun) -> None:
         """Let a run that only waits leave memory."""
         change = self.parked_change(live)
         if change.status is Status.RUNNING:
-            change = replace(change, status=Status.WAITING, reason=self._waits_for(live))
-        live.change = replace(
-            change, waiting=live.waiting_bytes(), release=True,
+            change = change._replace(status=Status.WAITING, reason=self._waits_for(live))
+        live.change = change._replace(
+            waiting=live.waiting_bytes(), release=True,
             due_at=None if live.is_parked else self._deadline(live),
             wakes=Wakes.CONTROL if live.is_parked else Wakes.MAIL,
         )  # fmt: skip
@@ -633,6 +651,7 @@ class Turns:
         live.execution.close()
         execution = live.execution = load.next_execution(live, event, input_raw, carried, log=log.warning)
         live.is_leaving = False
+        live.undelivered = []
         live.state_written = execution.state
 
         def turn() -> None:
