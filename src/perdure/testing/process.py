@@ -127,6 +127,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 future.set_exception(error)
 
         def work() -> None:
+            if future.cancelled():
+                return
             try:
                 value, error = func(*args), None
             except Exception as problem:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from perdure.engine import exact
 from perdure.engine.execution import Execution
 from perdure.errors import StoreError
 from perdure.history import events as e
@@ -303,7 +304,7 @@ class Simulator:
 
     def _control(self, run_id: str, kind: Literal["cancel", "pause", "resume", "unblock"]) -> None:
         self.note(f"{kind} {run_id}")
-        self._post(run_id, kind, "", msgspec.json.encode(mail.ControlLetter()))
+        self._post(run_id, kind, "", msgspec.json.encode(mail.ControlLetter(choice="retry")))
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────
     def _after(self, ms: float, action: Callable[[], None]) -> None:
@@ -316,6 +317,7 @@ class Simulator:
     def run(self) -> Simulator:
         """Let the program run through all that is planned. Raises SimulationFailed."""
         workflows.stage = self
+        exact.install()
         levels = [(log, log.level) for log in (logging.getLogger("perdure"), logging.getLogger("asyncio"))]
         for log, _ in levels:
             log.setLevel(logging.CRITICAL + 1)
@@ -324,6 +326,9 @@ class Simulator:
         finally:
             for process in self._up():
                 process.kill()
+            for _, execution in self.traces:
+                execution.close()  # what a killed process held must not come alive in the garbage collector
+            exact.uninstall()
             for log, level in levels:
                 log.setLevel(level)
         if self.problems:
