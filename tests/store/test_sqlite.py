@@ -7,6 +7,7 @@ import re
 import shutil
 import sqlite3
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,29 @@ def test_a_connection_that_cannot_roll_back_is_replaced(store: SqliteStore) -> N
     assert store.commit([append(rid, 1)]) == [Done(rid, 2)]
     with store.writing() as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+def test_a_thread_that_writes_without_a_pause_starves_no_other(store: SqliteStore) -> None:
+    busy, other = start(store, "busy"), start(store, "other")
+    stop, is_running = threading.Event(), threading.Event()
+
+    def hog() -> None:
+        length = 1
+        while not stop.is_set():
+            store.commit([append(busy, length)])
+            length += 1
+            is_running.set()
+
+    thread = threading.Thread(target=hog)
+    thread.start()
+    is_running.wait(30)
+    before = store.load(busy).length
+    for length in range(1, 21):
+        store.commit([append(other, length)])
+    overtaken = store.load(busy).length - before
+    stop.set()
+    thread.join(30)
+    assert overtaken < 100
 
 
 # ── files that cannot be a store ─────────────────────────────────────────────────────────────

@@ -163,28 +163,6 @@ class ReadPromises(StoreCase):
         assert failures == []
         assert [self.store.load(rid).length for rid in rids] == [31] * 10
 
-    def test_a_thread_that_never_pauses_starves_no_other(self) -> None:
-        rid, other = self.start("busy"), self.start("other")
-        stop, is_running = threading.Event(), threading.Event()
-
-        def hog() -> None:
-            length = 1
-            while not stop.is_set():
-                self.done(append(rid, length))
-                length += 1
-                is_running.set()
-
-        thread = threading.Thread(target=hog)
-        thread.start()
-        is_running.wait(30)
-        before = self.store.load(rid).length
-        for length in range(1, 21):
-            self.done(append(other, length))
-        overtaken = self.store.load(rid).length - before
-        stop.set()
-        thread.join(30)
-        assert overtaken < 2000
-
     def test_of_threads_that_append_at_one_position_one_wins(self) -> None:
         rid = self.start()
         handles = [self.store, self.again()]
