@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -334,7 +335,7 @@ class Client:
         started_after: datetime | None = None,
         started_before: datetime | None = None,
         limit: int = 100,
-    ) -> list[RunSummary]:
+    ) -> builtins.list[RunSummary]:
         """Runs, newest first."""
         which = Filter(
             workflow=workflow, status=_statuses(status), tags=dict(tags or {}), limit=limit,
@@ -343,7 +344,7 @@ class Client:
         )  # fmt: skip
         return [_summary(info) for info in await self._read(lambda: self._store.runs(which))]
 
-    async def inbox(self) -> list[InboxEntry]:
+    async def inbox(self) -> builtins.list[InboxEntry]:
         """Everything that waits for a person, oldest first."""
         from perdure.api.inbox import entries
 
@@ -395,7 +396,7 @@ class Client:
     def _spec_of(self, info: RunInfo) -> WorkflowSpec | None:
         return self._workflows.get((info.workflow, info.version))
 
-    def _near(self, run_id: str) -> list[str]:
+    def _near(self, run_id: str) -> builtins.list[str]:
         return [info.run_id for info in self._store.runs(Filter(limit=500))]
 
 

@@ -186,12 +186,15 @@ def _package(function: types.FunctionType) -> str:
 
 
 def _named_values(function: types.FunctionType) -> Iterator[Any]:
-    for code in _codes(function.__code__):
-        for name in code.co_names:
-            value = function.__globals__.get(name)
-            yield value
-            if isinstance(value, types.ModuleType):
-                yield from (vars(value).get(attribute) for attribute in code.co_names)
+    """What the function's names stand for, and the attributes that it may take of modules."""
+    names = list(dict.fromkeys(name for code in _codes(function.__code__) for name in code.co_names))
+    for value in [*map(function.__globals__.get, names), *_closed_over(function)]:
+        yield value
+        if isinstance(value, types.ModuleType):
+            yield from map(vars(value).get, names)
+
+
+def _closed_over(function: types.FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # not bound yet
             yield cell.cell_contents
