@@ -164,7 +164,7 @@ class Execution:
     """A run's code, its loop, and everything it has asked for and not got yet."""
 
     __slots__ = (
-        "_loose_randoms", "_root", "beginning", "cancel_carried", "cancelled", "commands", "compare_all_inputs",
+        "_loose_randoms", "_root", "beginning", "cancel_carried", "cancelled", "children", "commands", "compare_all_inputs",
         "ending", "expected", "failure", "handed", "holding", "is_closing", "is_replaying", "is_unwinding", "known",
         "log", "loop", "mailbox", "memo", "notes", "now_us", "open", "outcomes_left", "receivers", "run_id",
         "same_manifest", "spec", "state",
@@ -199,6 +199,7 @@ class Execution:
         self.open: dict[Key, Ask] = {}
         self.holding: set[Key] = set()
         self.cancelled: set[Key] = set()
+        self.children: dict[Key, str] = {}
         self.commands: list[Command] = []
         self.handed: dict[Key, bytes] = {}
         self.notes: list[e.Event] = []
@@ -572,6 +573,7 @@ class Execution:
         ask.is_started = key in self.known.children
         chapter = f"{self.beginning.chapter}:" if self.beginning.chapter else ""
         ask.run_id = run_id or f"{self.run_id}/{chapter}{key[0]}.{spec.name}.{key[1]}"
+        self.children[key] = ask.run_id
         if self._claim(ask, ask.packed.digest):
             self.open[key] = ask
             self.commands.append(ask)

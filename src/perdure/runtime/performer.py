@@ -153,6 +153,8 @@ class Performer:
         except (KeyboardInterrupt, SystemExit):
             self._finish(flight)
             raise
+        except GeneratorExit:  # the loop went away under it
+            raise
         except BaseException as error:
             self._failed(flight, number, error)
         else:
@@ -169,6 +171,8 @@ class Performer:
             self._was_cancelled(flight, number)
         except (KeyboardInterrupt, SystemExit):
             self._finish(flight)
+            raise
+        except GeneratorExit:  # the loop went away under it
             raise
         except BaseException as error:
             self._failed(flight, number, error)

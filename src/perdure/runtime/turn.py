@@ -314,7 +314,11 @@ class Turns:
     def advance(self, live: LiveRun) -> None:
         """Look at what the code asks for, and see to it."""
         execution = live.execution
-        if live.is_leaving or live.is_gone:
+        if live.is_gone:
+            return
+        if live.is_leaving:
+            if live.has_something_to_write:  # it left while another commit was under way
+                self._mark(live)
             return
         if execution.failure is None and execution.ending is None:
             self._perform_all(live)
