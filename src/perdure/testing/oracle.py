@@ -145,12 +145,12 @@ class _Judge:
         """Each execution of this chapter saw a beginning of what the replay saw. With lazy steps, one that died may
         have seen results that were lost with it."""
         for trace, execution in self._observed:
-            if trace.chapter != chapter:
+            if trace.chapter != chapter or (self._simulator.program.has_lazy and trace.seen != final.seen):
                 continue
             has_ended = execution.ending is not None
             if has_ended and len(trace.seen) != len(final.seen):
                 self._problem(f"an execution of chapter {chapter} ended after {len(trace.seen)} of {len(final.seen)} sights")
-            if trace.seen != final.seen[: len(trace.seen)] and not self._simulator.program.has_lazy:
+            if trace.seen != final.seen[: len(trace.seen)]:
                 self._problem(f"chapter {chapter} {_difference(trace.seen, final.seen)}")
 
 
