@@ -17,7 +17,7 @@ from perdure.codec import arguments_codec_for
 from perdure.errors import DeclarationError, DecodeError, EncodeError
 
 if TYPE_CHECKING:
-    from nowhere import Missing  # type: ignore[import-not-found]  # pyright: ignore
+    from fractions import Fraction as Missing  # at run time there is no such name
 
 
 @dataclass
@@ -108,7 +108,7 @@ def test_methods_partials_and_callable_objects() -> None:
 
 
 def test_a_none_default_is_taken_whatever_the_annotation_says() -> None:
-    def f(x: int = None) -> None: ...  # type: ignore[assignment]
+    def f(x: int = None) -> None: ...  # type: ignore[assignment]  # noqa: RUF013
 
     codec = arguments_codec_for(f)
     assert codec.loads(codec.dumps((None,), {})) == ((None,), {})
@@ -117,7 +117,8 @@ def test_a_none_default_is_taken_whatever_the_annotation_says() -> None:
 def test_hints_that_cannot_be_resolved_name_the_parameter() -> None:
     def f(good: int, bad: Missing) -> None: ...
 
-    def g(good: int) -> Missing: ...
+    def g(good: int) -> Missing:
+        raise NotImplementedError
 
     with pytest.raises(DeclarationError, match=r"'Missing' of parameter 'bad' of .*f\(\) cannot be resolved"):
         arguments_codec_for(f)
@@ -160,12 +161,11 @@ def test_wrong_calls_raise_what_python_raises(
     fn: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     codec = arguments_codec_for(fn)
-    try:
-        fn(*args, **kwargs)
-    except TypeError as expected:
+    expected = _refusal(fn, args, kwargs)
+    if expected is not None:
         with pytest.raises(TypeError) as caught:
             codec.dumps(args, kwargs)
-        assert _without_suggestion(str(caught.value)) == _without_suggestion(str(expected))
+        assert str(caught.value) == expected
         return
     try:
         raw = codec.dumps(args, kwargs)
@@ -176,5 +176,10 @@ def test_wrong_calls_raise_what_python_raises(
     fn(*again_args, **again_kwargs)
 
 
-def _without_suggestion(words: str) -> str:
-    return words.partition(". Did you mean")[0]
+def _refusal(fn: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """What Python says to this call, without the guess at what was meant that newer versions add."""
+    try:
+        fn(*args, **kwargs)
+    except TypeError as no:
+        return str(no).partition(". Did you mean")[0]
+    return None

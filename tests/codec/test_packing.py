@@ -80,6 +80,7 @@ def test_a_conversation_of_a_thousand_turns_stores_at_most_twice_its_text(length
 def test_reading_a_conversation_of_short_messages_follows_few_bases() -> None:
     shelf, rng = Shelf(), random.Random(5)
     messages: list[Any] = []
+    packed = shelf.put(b"[]")
     for turn in range(1000):
         messages.append(message(turn, 200, rng))
         packed = shelf.put(dumps(messages))
@@ -90,6 +91,7 @@ def test_reading_a_conversation_of_short_messages_follows_few_bases() -> None:
 def test_thousands_of_bases_are_no_recursion() -> None:
     shelf = Shelf()
     messages = [random.Random(1).randbytes(600).hex()]
+    packed = shelf.put(dumps(messages))
     for turn in range(4_000):
         messages.append(random.Random(turn).randbytes(20).hex())
         if turn > 3_000 or turn % 7 == 0:
@@ -190,6 +192,7 @@ def test_neighbouring_values_have_different_digests() -> None:
 def _stored() -> tuple[Shelf, Packed]:
     shelf, rng = Shelf(), random.Random(9)
     messages = [message(turn, 300, rng) for turn in range(20)]
+    packed = shelf.put(b"[]")
     for count in range(5, 21):
         packed = shelf.put(dumps({"m": messages[:count], "doc": "d" * 2000}))
     return shelf, packed
@@ -206,7 +209,12 @@ def test_any_damage_to_any_blob_is_noticed() -> None:
     shelf, packed = _stored()
     raw = shelf.get(packed)
     needed: list[bytes] = []
-    unpack(packed.digest, None, lambda address: needed.append(address) or shelf.blobs[address])
+
+    def noting(address: bytes) -> bytes:
+        needed.append(address)
+        return shelf.blobs[address]
+
+    unpack(packed.digest, None, noting)
     rng = random.Random(4)
     for address in dict.fromkeys(needed):
         good = shelf.blobs[address]
@@ -284,7 +292,7 @@ def test_whatever_was_packed_comes_back(edits: list[tuple[str, Any]], wrapped: i
 )
 def test_bytes_that_are_no_canonical_json_come_back_too_or_are_refused(raw: bytes) -> None:
     shelf = Shelf()
-    if b"\0" in raw:
+    if b"\0" in raw and len(raw) > SMALL_MAX:
         with pytest.raises(ValueError, match="zero byte"):
             shelf.put(raw)
     else:

@@ -21,7 +21,7 @@ from perdure.codec import containers, models, records, resolving
 from perdure.codec.plain import BOOL, FLOAT, INT, NONE, PLAIN, STR
 from perdure.codec.resolving import UNIONS, Unresolved, resolved_hints, words_of
 from perdure.codec.scalars import RANGE, SCALARS, enum_shape
-from perdure.codec.shape import Shape, full_name, hollow_shape, is_secret, refusing_shape
+from perdure.codec.shape import Shape, full_name, hollow_shape, is_secret, refusing_shape, type_of
 from perdure.codec.unions import union_shape
 
 _ATOMS: dict[Any, Shape] = {
@@ -127,8 +127,8 @@ class _Compiler:
             return _unresolvable(hint if isinstance(hint, str) else hint.__forward_arg__, "nothing says where to look")
         if origin in _WRAPPERS:
             return self.shape(args[0])
-        if isinstance(hint, dataclasses.InitVar):
-            return self.shape(getattr(hint, "type", Any))
+        if type_of(hint) is dataclasses.InitVar:
+            return self.shape(hint.type)
         members = resolving.members_of(hint)
         if origin in UNIONS or members != [hint]:
             return union_shape([self.shape(member) for member in {_key(each): each for each in members}.values()])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import operator
 import re
 import sys
 import types
@@ -125,7 +124,12 @@ def with_self(hint: Any, cls: Any) -> Any:
     if all(one is other for one, other in zip(args, replaced, strict=True)):
         return hint
     origin: Any = typing.get_origin(hint)
-    return functools.reduce(operator.or_, replaced) if origin in UNIONS else origin[replaced]
+    if origin not in UNIONS:
+        return origin[replaced]
+    union: Any = replaced[0]
+    for each in replaced[1:]:
+        union = union | each
+    return union
 
 
 _SELF: Any = typing.Self
