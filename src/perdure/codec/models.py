@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perdure.codec.plain import PLAIN
-from perdure.codec.records import MISSING, Field, record_shape
+from perdure.codec.records import MISSING, Field, is_mark, only_member, record_shape
 from perdure.codec.resolving import Unresolved, resolved_hints
 from perdure.codec.shape import SECRET_ADVICE, Shape, Unfit, is_secret, key_step, not_this, refusing_shape, type_of
 
@@ -37,10 +37,7 @@ def model_shape(cls: Any, shape_for: Callable[[Any], Shape], words: str) -> Shap
     """A BaseModel or RootModel. A model whose building was deferred is built now."""
     if not cls.__pydantic_complete__:
         cls.model_rebuild(raise_errors=True)
-    fields = [
-        Field(name, shape_for(each.annotation), *_defaults(each), may_be_unset=not each.is_required())
-        for name, each in cls.model_fields.items()
-    ]
+    fields = [Field(name, shape_for(each.annotation), *_defaults(each)) for name, each in cls.model_fields.items()]
     private = {name: (each, _private_shape(cls, name, shape_for)) for name, each in cls.__private_attributes__.items()}
     names = frozenset(cls.model_fields)
     new, put = cls.__new__, object.__setattr__
@@ -68,6 +65,8 @@ def model_shape(cls: Any, shape_for: Callable[[Any], Shape], words: str) -> Shap
         return wire
 
     def from_wire(wire: Any, tagged: bool) -> Any:
+        if tagged and is_mark(wire):
+            wire = only_member(wire, words)
         value = record.from_wire(wire, tagged)
         extra = wire.get("$extra", {})
         explicit = (set(wire) & names).difference(wire.get("$unset", ())).union(extra)

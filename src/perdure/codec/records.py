@@ -90,8 +90,8 @@ def record_shape(
         except Unfit as no:
             raise no.under(key_step(name)) from None
         except KeyError:
-            if tagged and "$u" in wire and len(wire) == 1:
-                return from_wire(_only_member(wire["$u"], words), True)
+            if tagged and is_mark(wire):
+                return from_wire(only_member(wire, words), True)
             state = _with_gaps_from_wire(wire, fields, tagged)
         return make(state)
 
@@ -104,9 +104,9 @@ def _with_gaps_to_wire(value: Any, fields: list[Field], depth: int) -> dict[str,
     for field in fields:
         item = getattr(value, field.name, MISSING)
         if item is MISSING:
-            if field.default is not MISSING or field.default_factory is not MISSING:
-                raise Unfit("the field was deleted, and reading would give it its default").under(key_step(field.name))
-            continue
+            if field.may_be_unset and field.default is MISSING and field.default_factory is MISSING:
+                continue
+            raise Unfit("a field that is not set", "Set it, or declare it with init=False").under(key_step(field.name))
         try:
             wire[field.name] = field.shape.to_wire(item, depth)
         except Unfit as no:
@@ -127,8 +127,14 @@ def _with_gaps_from_wire(wire: dict[str, Any], fields: list[Field], tagged: bool
     return state
 
 
-def _only_member(mark: Any, words: str) -> Any:
+def is_mark(wire: Any) -> bool:
+    """Whether a record's wire is that of a marked member of a union."""
+    return type_of(wire) is dict and len(wire) == 1 and "$u" in wire
+
+
+def only_member(wire: dict[str, Any], words: str) -> Any:
     """The wire of a record that was one member of a union when it was written, and is alone now."""
+    mark = wire["$u"]
     if type_of(mark) is not list or len(mark) != 3 or mark[0] != words:
         raise Unfit(f"another member of a union was recorded where {words} is declared")
     return mark[2]

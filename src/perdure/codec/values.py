@@ -45,11 +45,11 @@ class ValueCodec:
     def loads(self, raw: bytes, at: str = "$") -> Any:
         """The value of a canonical JSON text. Raises DecodeError when it does not fit the hint."""
         tagged = TAG in raw
-        if self._native is not None and not tagged:
-            try:
+        try:
+            if self._native is not None and not tagged:
                 return self._native(raw)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                pass  # said again below, with path and words
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass  # said again below, with path and words
         try:
             return self._from_wire(parse(raw), tagged)
         except Unfit as no:
