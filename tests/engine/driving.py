@@ -154,9 +154,9 @@ class Driver:
         self._look()
         return self
 
-    def complete(self, which: str, value: Any = 0, *, after: float = 0.001) -> Driver:
-        """A step returns."""
-        ask = self.ask(which)
+    def complete(self, which: str | StepAsk, value: Any = 0, *, after: float = 0.001) -> Driver:
+        """A step returns; the code need not wait for it any more."""
+        ask: StepAsk = self.ask(which) if isinstance(which, str) else which
         raw = ask.spec.result.dumps(value)
         return self.deliver(e.StepCompleted(*_call(ask), **self._payloads(ask, raw)), raw, after=after)
 

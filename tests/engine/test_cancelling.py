@@ -58,7 +58,7 @@ def test_the_result_of_a_step_that_was_cancelled_is_recorded_and_not_delivered()
     driver = Driver(tidy)
     ask = driver.ask("work")
     driver.cancel()
-    driver.deliver(e.StepCompleted(*ask.key, ask.name, ask.use, b"d"), b"7")
+    driver.complete(ask, 7)
     assert driver.asked == ["0/clean_up#1"]
     driver.complete("clean_up").wake().complete("clean_up")
     assert driver.was_cancelled
@@ -134,7 +134,7 @@ def test_tasks_alive_at_the_end_are_cancelled_and_their_cleanup_is_waited_for() 
 
 @workflow
 async def leaves_a_call() -> int:
-    work.call(5)
+    _ = work.call(5)
     return 1
 
 

@@ -1,4 +1,4 @@
-"""continue_as_new in a worker: no message, no cancel and no child is lost where one chapter ends and the next begins."""
+"""continue_as_new in a worker: no message, cancel or child is lost where one chapter ends and the next begins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.runtime.hosting import eventually, host_of, is_in_memory, kinds, let_go, on_one_store, run_async
 
 import perdure
-from perdure import RunCancelledError, Runtime, step, workflow
+from perdure import Run, RunCancelledError, Runtime, step, workflow
 from perdure.runtime import mail
 
 at_the_end_of_the_step: list[Callable[[], None]] = []
@@ -32,7 +32,11 @@ def post(runtime: Runtime, run_id: str, kind: str, name: str = "", body: bytes =
 
 def soon(action: Callable[[], None]) -> Callable[[], None]:
     """After what happens now, and before the next commit."""
-    return lambda: asyncio.get_running_loop().call_soon(action) and None
+
+    def later() -> None:
+        asyncio.get_running_loop().call_soon(action)
+
+    return later
 
 
 @workflow
@@ -121,7 +125,7 @@ def test_a_cancel_at_a_chapters_end_survives_a_restart() -> None:
     run_async(main())
 
 
-async def has_kind(run: perdure.Run[Any], kind: str) -> bool:
+async def has_kind(run: Run[Any], kind: str) -> bool:
     return kind in await kinds(run)
 
 
@@ -151,7 +155,7 @@ def test_a_chapter_that_ends_behind_a_guard_is_found_again() -> None:
     run_async(main())
 
 
-async def waits(run: perdure.Run[Any]) -> bool:
+async def waits(run: Run[Any]) -> bool:
     return (await kinds(run)).count("run.continued") == 2
 
 
