@@ -59,6 +59,12 @@ if TYPE_CHECKING:
 MICROSECONDS = 1_000_000
 INPUT_COMPARED_ON_REPLAY_BYTES_MAX = 16 * 1024
 NO_ARGUMENTS = b"{}"
+REFUSALS_MAX = 50
+NO_THREADS = (
+    "workflow code must not use threads (anyio.to_thread or the like): move that into a step, or host it in "
+    "perdure.section()"
+)
+NO_KEY: Key = ("", -1)
 SECONDS_MAX = 100 * 366 * 86_400
 
 
@@ -164,10 +170,10 @@ class Execution:
     """A run's code, its loop, and everything it has asked for and not got yet."""
 
     __slots__ = (
-        "_loose_randoms", "_root", "beginning", "cancel_carried", "cancelled", "children", "commands", "compare_all_inputs",
-        "ending", "expected", "failure", "handed", "holding", "is_closing", "is_replaying", "is_unwinding", "known",
-        "log", "loop", "mailbox", "memo", "notes", "now_us", "open", "outcomes_left", "receivers", "run_id",
-        "same_manifest", "spec", "state",
+        "_loose_randoms", "_refusals", "_root", "beginning", "cancel_carried", "cancelled", "children", "commands",
+        "compare_all_inputs", "ending", "expected", "failure", "handed", "holding", "is_closing", "is_replaying",
+        "is_unwinding", "known", "log", "loop", "mailbox", "memo", "notes", "now_us", "on_interruption", "open",
+        "outcomes_left", "receivers", "run_id", "same_manifest", "spec", "state",
     )  # fmt: skip
 
     def __init__(
@@ -193,6 +199,7 @@ class Execution:
         self.loop = DeterministicLoop(complain=self._complain)
         self.loop.execution = self
         self.loop.foreign_callback = self._foreign_callback
+        self.on_interruption: Callable[[], None] = lambda: None  # called in any thread: the code failed between turns
         self.now_us = beginning.at
         self.loop.move_time(beginning.at / MICROSECONDS)
         self.memo = Memo()
@@ -215,6 +222,7 @@ class Execution:
         self.is_unwinding = False
         self._root: LoopTask | None = None
         self._loose_randoms = 0
+        self._refusals = 0
 
     # ── being driven ─────────────────────────────────────────────────────────────────────────
     def begin(self) -> None:
@@ -246,6 +254,7 @@ class Execution:
             return
         if self.outcomes_left:
             self.outcomes_left -= 1
+        self.loop.idle_callbacks = 0
         if at > self.now_us:
             self.now_us = at
             self.loop.move_time(at / MICROSECONDS)
@@ -477,11 +486,7 @@ class Execution:
         """Park a run that nothing can wake, showing what each of its tasks waits for."""
         tasks = self.loop.live_tasks()
         if where.is_in_foreign_thread(tasks):
-            self.fail(
-                "deadlocked",
-                "workflow code waits for a thread (anyio.to_thread or the like): move it into a step, or host the code "
-                "in perdure.section(): " + where.describe(tasks),
-            )
+            self.fail("diverged", f"{NO_THREADS}; the code waits for one: {where.describe(tasks)}")
         else:
             self.fail("deadlocked", "nothing is pending that could wake it: " + where.describe(tasks))
 
@@ -498,7 +503,8 @@ class Execution:
     # ── what the code asks for ───────────────────────────────────────────────────────────────
     def ask_step(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallFuture:
         """A step is called. EncodeError or TypeError when its arguments cannot be recorded or do not fit."""
-        self.refuse_when_closing()
+        if self.is_closing:
+            return self._refuse()
         raw = spec.arguments.dumps(args, kwargs)
         task, key, use = self._identify(spec.name)
         ask = StepAsk(key, spec.name, use, self._future())
@@ -565,7 +571,8 @@ class Execution:
         on_cancel: str = "wait",
     ) -> ChildAsk:
         """A workflow is called from a workflow: a child run, with a derived id unless one is given."""
-        self.refuse_when_closing()
+        if self.is_closing:
+            return ChildAsk(NO_KEY, spec.name, 0, self._refuse())
         raw = spec.arguments.dumps(args, kwargs)
         task, key, use = self._identify(spec.name)
         ask = ChildAsk(key, spec.name, use, self._future())
@@ -590,7 +597,8 @@ class Execution:
         is_async: bool,
     ) -> CallFuture:
         """Foreign code is to be hosted outside this loop."""
-        self.refuse_when_closing()
+        if self.is_closing:
+            return self._refuse()
         _, key, use = self._identify(name)
         ask = SectionAsk(key, name, use, self._future())
         ask.function, ask.args, ask.kwargs, ask.is_async, ask.result = function, args, kwargs, is_async, result
@@ -601,7 +609,8 @@ class Execution:
 
     async def sleep(self, seconds: float) -> None:
         """A durable timer: its deadline is absolute, arming it costs nothing."""
-        self.refuse_when_closing()
+        if self.is_closing:
+            await self._refuse()
         if not 0 <= seconds <= SECONDS_MAX:
             raise UsageError(f"perdure.sleep({seconds!r}): a length between 0 and 100 years, in seconds or as timedelta")
         _, key, use = self._identify("sleep")
@@ -620,7 +629,8 @@ class Execution:
 
     async def receive(self, name: str, codec: ValueCodec) -> Any:
         """The next message of this name; waits for one. A receive that is cancelled takes nothing."""
-        self.refuse_when_closing()
+        if self.is_closing:
+            await self._refuse()
         self._check_message_name(name)
         _, key, use = self._identify(f"receive:{name}")
         queue = self.mailbox.setdefault(name, deque())
@@ -763,10 +773,15 @@ class Execution:
             self.commands.append(Cancelled(ask))
 
     # ── leaving memory ───────────────────────────────────────────────────────────────────────
-    def refuse_when_closing(self) -> None:
-        """No durable call is made while a run is dropped from memory."""
-        if self.is_closing:
+    def _refuse(self) -> CallFuture:
+        """No durable call is made while a run is dropped from memory: it raises.
+
+        Code that swallows that and asks again (`while True: ... except BaseException`) would spin, without ever giving
+        way to the loop: after so many times its call is left unanswered instead."""
+        self._refusals += 1
+        if self._refusals <= REFUSALS_MAX:
             raise Dropped("this run is being dropped from memory: no durable call is made any more")
+        return Ask(NO_KEY, "refused", 0, self._future()).future
 
     def close(self) -> None:
         """Drop the run from memory: cancel and drain its loop in its own context, with durable calls refused."""
@@ -788,10 +803,8 @@ class Execution:
 
     def _foreign_callback(self, who: str) -> None:
         if not self.is_closing:
-            self.fail(
-                "diverged",
-                f"{who} called into the workflow's loop: workflow code must not use threads; move that into a step",
-            )
+            self.fail("diverged", f"{NO_THREADS}; {who} called into its loop")
+            self.on_interruption()
 
     def _complain(self, context: Mapping[str, Any]) -> None:
         error = context.get("exception")

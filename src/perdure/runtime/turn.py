@@ -12,6 +12,7 @@ to a run. `Turns` is driven by plain callbacks of the loop that entered the Runt
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
@@ -132,6 +133,7 @@ class Turns:
         if claim.lost_owner is not None:
             live.record(e.TakenOver(claim.lost_owner, claim.lost_how or "", live.epoch))
             self._mark(live)
+        self._listen(live)
         live.is_slow = live.length > EVENTS_REPLAYED_INLINE_MAX
         self._turn(live, replay, lambda: self._replayed(live))
 
@@ -148,7 +150,21 @@ class Turns:
             return
         live = load.fresh(info, new, input_raw, self.catalog, log=log.warning)
         self.live[live.rid] = live
+        self._listen(live)
         self._turn(live, live.execution.begin, lambda: self.advance(live))
+
+    def _listen(self, live: LiveRun) -> None:
+        """Hear of code that fails between its turns: a foreign thread called into it."""
+
+        def interrupted() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: we have left
+                self._loop.call_soon_threadsafe(self._interrupted, live)
+
+        live.execution.on_interruption = interrupted
+
+    def _interrupted(self, live: LiveRun) -> None:
+        if not live.is_gone and not live.is_in_turn:
+            self.advance(live)
 
     # ── record ───────────────────────────────────────────────────────────────────────────────
     def report(
@@ -657,6 +673,7 @@ class Turns:
         live.is_leaving = False
         live.undelivered = []
         live.state_written = execution.state
+        self._listen(live)
 
         def turn() -> None:
             execution.begin()
