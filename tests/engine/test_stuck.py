@@ -102,8 +102,7 @@ async def waits_for_an_event_nobody_sets() -> None:
 def test_an_event_nobody_sets_is_a_deadlock_shown_with_its_awaits() -> None:
     driver = Driver(waits_for_an_event_nobody_sets)
     assert not driver.execution.is_deadlocked
-    driver.complete("work")
-    assert driver.execution.is_deadlocked
+    assert driver.complete("work").execution.is_deadlocked
     driver.execution.block_deadlocked()
     message = driver.blocked()
     assert message.startswith("deadlocked: nothing is pending that could wake it: task 0: test_stuck.py:")

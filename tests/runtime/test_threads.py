@@ -10,6 +10,7 @@ from tests.runtime.hosting import on_one_store, run_async
 
 import perdure
 from perdure import RunBlockedError, UsageError, step, workflow
+from perdure.api.workflow import Workflow
 
 
 def nothing() -> int:
@@ -37,7 +38,7 @@ async def beside_a_receive() -> int:
 
 @pytest.mark.parametrize("code", [alone, beside_a_timer, beside_a_receive], ids=lambda code: str(code.name))
 def test_anyio_to_thread_in_workflow_code_parks_the_run_instead_of_hanging_it(
-    code: perdure.api.workflow.Workflow[[], int],
+    code: Workflow[[], int],
 ) -> None:
     async def main() -> None:
         async with on_one_store()(code) as runtime:
@@ -65,7 +66,7 @@ async def calls_plain_steps_in_threads() -> list[int]:
 
 
 @pytest.mark.parametrize("code", [calls_a_plain_step, calls_plain_steps_in_threads], ids=lambda code: str(code.name))
-def test_a_bare_call_of_a_plain_step_is_refused_before_it_runs(code: perdure.api.workflow.Workflow[[], object]) -> None:
+def test_a_bare_call_of_a_plain_step_is_refused_before_it_runs(code: Workflow[[], object]) -> None:
     async def main() -> None:
         async with on_one_store()(code) as runtime:
             run = await runtime.start(code.call())
