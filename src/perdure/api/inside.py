@@ -50,13 +50,21 @@ def now() -> datetime:
 def random() -> float:
     """A number from 0 up to 1; in a workflow the same on replay."""
     execution = execution_here()
-    return execution.random() if execution is not None else _random.random()
+    if execution is not None:
+        return execution.random()
+    journal = _journal()
+    if journal is not None:
+        return (int.from_bytes(journal.random_bytes()[:7], "big") >> 3) / (1 << 53)
+    return _random.random()
 
 
 def uuid4() -> _uuid.UUID:
     """A random UUID; in a workflow the same on replay."""
     execution = execution_here()
-    return execution.uuid4() if execution is not None else _uuid.uuid4()
+    if execution is not None:
+        return execution.uuid4()
+    journal = _journal()
+    return _uuid.uuid4() if journal is None else _uuid.UUID(bytes=journal.random_bytes()[:16], version=4)
 
 
 async def sleep(
