@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -44,14 +44,20 @@ from perdure.testing.conformance.base import KNOWN, StillClock, row
 RUN_IDS = st.sampled_from(["a", "b", "c"])
 WORKERS = st.sampled_from(["v", "w"])
 RETRY_AFTER = (0.0, 5.0, 20.0)
+
+
+def changed(status: Status | None, release: bool, due_at: int | None, wakes: Wakes) -> Change:
+    return Change(status, release=release, due_at=due_at, wakes=wakes, state=b"s")
+
+
 CHANGES = st.one_of(
     st.none(),
     st.builds(
-        lambda status, release, due_at, wakes: Change(status, release=release, due_at=due_at, wakes=wakes, state=b"s"),
-        st.sampled_from([None, Status.RUNNING, Status.WAITING, Status.BLOCKED]),
-        st.booleans(),
-        st.sampled_from([None, 0, 10**18]),
-        st.sampled_from(Wakes),
+        changed,
+        status=st.sampled_from([None, Status.RUNNING, Status.WAITING, Status.BLOCKED]),
+        release=st.booleans(),
+        due_at=st.sampled_from([None, 0, 10**18]),
+        wakes=st.sampled_from(Wakes),
     ),
     st.sampled_from([Change(status, ending=b"end") for status in (Status.COMPLETED, Status.FAILED)]),
 )
@@ -224,8 +230,9 @@ class Stores(RuleBasedStateMachine):
 
     @rule()
     def prune(self) -> None:
-        for _ in range(self.both(lambda store: store.prune(ended_before=2**62, limit=5))):
-            pass
+        """What is sent again after that is new: of a pruned run only its head is known."""
+        if self.both(lambda store: store.prune(ended_before=2**62, limit=5)):
+            self.sent.clear()
         alive = {info.rid for info in self.sqlite.runs(Filter())}
         self.events = {rid: events for rid, events in self.events.items() if rid in alive}
 
@@ -255,5 +262,11 @@ def loaded(rid: int, store: Store) -> tuple[Any, ...]:
 
 def test_stores() -> None:
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    limits = settings(max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=checks)
+    limits = settings(
+        max_examples=60,
+        stateful_step_count=30,
+        deadline=None,
+        suppress_health_check=checks,
+        phases=set(Phase) - {Phase.explain},
+    )
     run_state_machine_as_test(Stores, settings=limits)

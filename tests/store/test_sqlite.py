@@ -173,6 +173,51 @@ def test_an_empty_file_becomes_a_store(path: str) -> None:
     ]
 
 
+def test_a_store_that_lost_its_log_mode_gets_it_back(path: str) -> None:
+    SqliteStore(path).close()
+    raw(path, "PRAGMA journal_mode = DELETE")
+    SqliteStore(path).close()
+    assert raw(path, "PRAGMA journal_mode") == [[("wal",)]]
+
+
+def test_a_lock_file_that_is_gone_proves_no_death(store: SqliteStore, path: str) -> None:
+    shutil.rmtree(f"{path}-workers")
+    other = SqliteStore(path)
+    assert other.lost("v") == []
+    assert other.take_over("w", proven=True, retry_after=[0.0]) == 0
+    other.close()
+
+
+def test_a_worker_that_was_taken_over_leaves_no_file(store: SqliteStore, path: str) -> None:
+    assert len(os.listdir(f"{path}-workers")) == 1
+    store.kill("w")
+    assert store.take_over("w", proven=True, retry_after=[0.0]) == 0
+    assert os.listdir(f"{path}-workers") == []
+
+
+def test_a_backup_is_a_store(store: SqliteStore, path: str, tmp_path: Path) -> None:
+    rid = start(store)
+    store.commit([append(rid, 1, 5, blobs=((b"b" * 32, b"blob"),))])
+    target = str(tmp_path / "copy.db")
+    store.backup(target)
+    copy = SqliteStore(target)
+    assert copy.load(rid) == store.load(rid)
+    assert copy.blob(rid, b"b" * 32) == b"blob"
+    assert not os.path.exists(f"{target}.unfinished")
+    copy.close()
+
+
+def test_a_backup_that_fails_leaves_nothing_behind(store: SqliteStore, tmp_path: Path) -> None:
+    start(store)
+
+    def stop(_done: int, _total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.backup(str(tmp_path / "copy.db"), stop)
+    assert list(tmp_path.glob("copy*")) == []
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"there is no folder .*nowhere; create it"):
         SqliteStore(str(tmp_path / "nowhere" / "perdure.db"))

@@ -71,7 +71,7 @@ class NewRun(NamedTuple):
     If `owner` is given it is claimed for that worker at once (epoch 1); has that worker been declared dead meanwhile,
     the run is nobody's and due at once, and its creator is fenced as soon as another claims it. Without an owner it is
     due at `due_at`: control letters hasten that, messages do not; without a `due_at` its first letter makes it due.
-    Sent again under the same `id` it is created once.
+    Sent again under the same `id` it is created once; pruned, it is forgotten.
     """
 
     id: bytes

@@ -43,6 +43,7 @@ def connect(path: str, *, busy_seconds: float, is_reader: bool = False) -> sqlit
 def configure(connection: sqlite3.Connection, *, busy_seconds: float, is_reader: bool) -> None:
     connection.execute(f"PRAGMA busy_timeout = {round(busy_seconds * 1000)}")
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA fullfsync = ON")  # macOS: fsync() alone leaves data in the disk's own cache
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute(f"PRAGMA wal_autocheckpoint = {0 if is_reader else CHECKPOINT_PAGES}")

@@ -28,9 +28,9 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
             f"{path}: schema version {version} was written by a newer perdure, this one knows {len(migrations)}; "
             "upgrade perdure, or name another file"
         )
-    if version == len(migrations):
-        return
-    connection.execute("PRAGMA journal_mode = WAL")
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise StoreUnsupportedError(f"{path}: SQLite cannot keep a log here ({mode}); keep the store on a local disk")
     for number, script in enumerate(migrations[version:], version + 1):
         _migrate(connection, number, script)
 
