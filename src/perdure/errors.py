@@ -40,7 +40,6 @@ Errors carry their data as attributes and survive `pickle` and `copy`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
@@ -113,6 +112,8 @@ class UnknownNameError(RunError):
     """No such run, workflow, version or message name. `near` lists names that are close."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str] = ()) -> None:
+        import difflib  # only when something is wrong
+
         known = sorted(set(known))
         self.kind, self.name = kind, name
         self.near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or known[:5]

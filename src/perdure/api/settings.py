@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 
 from perdure.clock import Clock
@@ -23,6 +22,8 @@ def _from_pyproject() -> str | None:
     path = Path("pyproject.toml")
     if not path.is_file():
         return None
+    import tomllib
+
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
 from perdure.clock import MICROSECONDS
@@ -171,6 +170,8 @@ def retry_after(value: str, *, now: int) -> float | None:
     number = _number(value)
     if number is not None or not value:
         return number
+    from email.utils import parsedate_to_datetime  # rarely needed, and slow to import
+
     try:
         date = parsedate_to_datetime(value.strip())
         at = (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
