@@ -20,7 +20,7 @@ import msgspec
 from perdure.codec import containers, models, records, resolving
 from perdure.codec.plain import BOOL, FLOAT, INT, NONE, PLAIN, STR
 from perdure.codec.resolving import UNIONS, Unresolved, resolved_hints, words_of
-from perdure.codec.scalars import RANGE, SCALARS, enum_shape
+from perdure.codec.scalars import RANGE, SCALARS, enum_shape, late_scalar
 from perdure.codec.shape import Shape, full_name, hollow_shape, is_secret, refusing_shape, type_of
 from perdure.codec.unions import union_shape
 
@@ -145,7 +145,7 @@ class _Compiler:
         if cls in _WRAPPERS:
             return PLAIN
         if inspect.isclass(cls):
-            return self.of_user_class(cls, args, words)
+            return late_scalar(cls) or self.of_user_class(cls, args, words)
         return refusing_shape(words, f"a value declared as {words}", "Only data can be recorded")
 
     def of_user_class(self, cls: Any, args: tuple[Any, ...], words: str) -> Shape:

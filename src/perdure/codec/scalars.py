@@ -10,13 +10,10 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import enum
-import fractions
-import ipaddress
 import pathlib
 import re
 import sys
 import uuid
-import zoneinfo
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -61,7 +58,7 @@ def _zone_suffix(zone: Any) -> str:
     kind = type_of(zone)
     if kind is dt.timezone:
         return _offset_suffix(*zone.__getinitargs__())
-    if kind is zoneinfo.ZoneInfo:
+    if _is_zone_info(kind):
         return f"[{_zone_key(zone)}]"
     if kind.__module__ == "pydantic_core._pydantic_core":
         return f"[pydantic={_seconds(zone)}]"
@@ -79,6 +76,10 @@ def _seconds(zone: dt.tzinfo) -> int:
     if offset is None or offset.microseconds:
         raise Unfit(f"a tzinfo without a fixed offset: {zone!r}")
     return round(offset.total_seconds())
+
+
+def _is_zone_info(cls: type) -> bool:
+    return cls.__module__ == "zoneinfo" and cls.__name__ == "ZoneInfo"
 
 
 def _zone_key(zone: Any) -> str:
@@ -131,7 +132,9 @@ def _with_suffix(moment: Any, suffix: str) -> Any:
     raise ValueError(f"unknown suffix [{suffix}]")
 
 
-def _zone_of(key: str) -> zoneinfo.ZoneInfo:
+def _zone_of(key: str) -> Any:
+    import zoneinfo  # few runs need it
+
     try:
         return zoneinfo.ZoneInfo(key)
     except (zoneinfo.ZoneInfoNotFoundError, OSError):
@@ -200,11 +203,9 @@ SCALARS: dict[type, Shape] = {
     dt.time: text_shape(dt.time, _zoned, _read_time),
     dt.timedelta: text_shape(dt.timedelta, _duration_text, _duration),
     dt.timezone: text_shape(dt.timezone, _offset_text, _offset),
-    zoneinfo.ZoneInfo: text_shape(zoneinfo.ZoneInfo, _zone_key, _zone_of),
     bytes: text_shape(bytes, _base64, _unbase64),
     bytearray: text_shape(bytearray, _base64, lambda text: bytearray(_unbase64(text))),
     Decimal: text_shape(Decimal, str, Decimal),
-    fractions.Fraction: text_shape(fractions.Fraction, str, fractions.Fraction),
     complex: text_shape(complex, lambda value: f"{value.real.hex()} {value.imag.hex()}", _complex),
     uuid.UUID: text_shape(uuid.UUID, str, uuid.UUID),
     pathlib.PurePosixPath: _same_class(pathlib.PurePosixPath),
@@ -212,12 +213,20 @@ SCALARS: dict[type, Shape] = {
     pathlib.PurePath: text_shape(type(pathlib.PurePath()), str, pathlib.PurePath, "PurePath"),
     pathlib.Path: text_shape(type(pathlib.Path()), str, pathlib.Path, "Path"),
     type(pathlib.Path()): _same_class(type(pathlib.Path())),
-    ipaddress.IPv4Address: _same_class(ipaddress.IPv4Address),
-    ipaddress.IPv6Address: _same_class(ipaddress.IPv6Address),
-    ipaddress.IPv4Network: _same_class(ipaddress.IPv4Network),
-    ipaddress.IPv6Network: _same_class(ipaddress.IPv6Network),
 }
 """Every class outside JSON that is recorded as one string."""
+
+
+def late_scalar(cls: type) -> Shape | None:
+    """The shape of a standard class that is rarely used, told by name so that its module need not be imported."""
+    if _is_zone_info(cls):
+        return text_shape(cls, _zone_key, _zone_of)
+    return _same_class(cls) if f"{cls.__module__}.{cls.__name__}" in _LATE else None
+
+
+_LATE = frozenset(
+    {"fractions.Fraction", *(f"ipaddress.IPv{version}{kind}" for version in "46" for kind in ("Address", "Network"))}
+)
 
 
 # ── others ──────────────────────────────────────────────────────────────────────────────────
