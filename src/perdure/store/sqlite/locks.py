@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,15 @@ def try_lock(fd: int, operation: int = fcntl.LOCK_EX) -> bool:
             return False
         raise
     return True
+
+
+def try_lock_patiently(fd: int) -> bool:
+    """Take the lock unless somebody keeps it; who only looks whether it is held lets go at once."""
+    for _ in range(20):
+        if try_lock(fd):
+            return True
+        time.sleep(0.001)
+    return False
 
 
 def lock(fd: int) -> None:
@@ -117,7 +127,7 @@ class Liveness:
         path = self._file(worker)
         while True:
             fd = open_lock_file(path)
-            if not try_lock(fd):
+            if not try_lock_patiently(fd):
                 os.close(fd)
                 raise StoreError(f"worker {worker} is alive in another process; give each worker a name of its own")
             if _is_same_file(fd, path):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
-from perdure.errors import StoreBusyError
+from perdure.errors import StoreBusyError, StoreError
 from perdure.store.sqlite.connect import connect, leaves_doubts, translated
 from perdure.store.sqlite.turns import Turns
 
@@ -49,6 +49,7 @@ class Writer:
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._version: int | None = None
+        self._is_closed = False
         self._news = self._told = 0
 
     def __enter__(self) -> sqlite3.Connection:
@@ -103,10 +104,16 @@ class Writer:
         if not self._take_lock(until):
             raise StoreBusyError(f"{self.path}: another thread has been writing for too long; is it stopped?")
         try:
+            self._check_open()
             self._turns.acquire(until=until)
         except BaseException:
             self._lock.release()
             raise
+
+    def _check_open(self) -> None:
+        """Whoever waited while another thread closed the store comes too late."""
+        if self._is_closed:
+            raise StoreError(f"{self.path}: this handle is closed; open the store anew")
 
     def _take_lock(self, until: float) -> bool:
         if not self._next.acquire(timeout=max(0.0, until - time.monotonic())):
@@ -167,6 +174,7 @@ class Writer:
         """Whether anybody else committed since the last call. While this process commits, that looks for it."""
         if self._lock.acquire(blocking=False):
             try:
+                self._check_open()
                 self._look_for_news(self._connected())
             except sqlite3.Error as error:
                 raise translated(error, self.path) from error
@@ -181,7 +189,9 @@ class Writer:
         try:
             with self.turn():
                 self._drop_connection()
+                self._is_closed = True
         finally:
+            self._drop_connection()
             self._turns.close()
 
     # ── fork ─────────────────────────────────────────────────────────────────────────────────
