@@ -13,4 +13,4 @@ def main() -> None:
         if error.name not in {"typer", "rich"}:
             raise
         sys.exit(f'the command line needs {error.name}: pip install "perdure[cli]"')
-    app()
+    app(prog_name="perdure")

@@ -1,25 +1,61 @@
-"""All commands, joined."""
+"""All commands, joined: `perdure --help` is the map."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from perdure import __version__
 from perdure.cli import demo as demo_package
+from perdure.cli import inbox, runs, store
+from perdure.cli.exits import MEANINGS, Commands, ExitCode
+from perdure.cli.run import run, start
+from perdure.cli.worker import worker
 
-app = typer.Typer(name="perdure", no_args_is_help=True, pretty_exceptions_enable=False)
+EPILOG = "\b\nExit codes:\n" + "\n".join(f"{code.value:>5}  {meaning}" for code, meaning in MEANINGS.items())
+
+app = typer.Typer(
+    name="perdure",
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    epilog=EPILOG,
+)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"perdure {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
-def perdure() -> None:
-    """Durable execution for AI agents."""
-
-
-@app.command()
-def demo(
-    directory: Annotated[Path | None, typer.Argument(help="a new folder for stores, logs and the timeline")] = None,
+def perdure(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error, wherever it stands.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version),
+    ] = False,
 ) -> None:
+    """Durable execution for AI agents: what was killed at step 47 goes on from step 47."""
+    logging.basicConfig(level=logging.WARNING, format="perdure: %(message)s")
+
+
+def demo(
+    directory: Annotated[
+        Path | None, typer.Argument(help="A new folder for stores, logs and the timeline.", show_default=False)
+    ] = None,
+) -> ExitCode:
     """Kill an agent in step 47, watch it go on from step 47, and show what the services it calls saw of it."""
-    raise typer.Exit(demo_package.demo(directory))
+    return ExitCode(demo_package.demo(directory))
+
+
+for command in (run, start, worker, demo):
+    app.command()(command)
+app.add_typer(runs.app, name="runs")
+app.add_typer(inbox.app, name="inbox")
+app.add_typer(store.app, name="store")

@@ -1,0 +1,182 @@
+"""What happened in a run, told for people: one moment after the other, in the order of the history.
+
+The words for each kind of event stand here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Literal, NamedTuple, assert_never
+
+import msgspec
+
+from perdure.clock import MICROSECONDS
+from perdure.codec import unpack
+from perdure.history import events as e
+from perdure.store.protocol import Row, Store
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One event. Times are microseconds since the epoch.
+
+    `call` is the label of the call that it is about (`0.2/search#3`), else "". `attempt` is 0 where there are none.
+    `took_seconds`: from the start of the attempt, child or section to here. `value`: the result, message or arguments
+    as JSON text; of an exception its class and message. `is_answered`: a start, of whose call more is told later.
+    """
+
+    seq: int
+    at: int
+    kind: str
+    call: str
+    what: str
+    attempt: int
+    took_seconds: float | None
+    value: str
+    is_answered: bool = False
+
+
+class Told(NamedTuple):
+    """What an event says. `slot`: which of its payloads is worth showing. `since`: when what ends here began."""
+
+    what: str
+    slot: Literal["", "input", "output", "error"] = ""
+    attempt: int = 0
+    since: int = 0
+
+
+def timeline(store: Store, rid: int) -> list[Moment]:
+    """All moments of a run. HistoryCorruptError if it cannot be read."""
+    teller = _Teller(partial(store.blob, rid))
+    for row in store.load(rid, from_seq=0).rows:
+        teller.take(row)
+    return teller.moments
+
+
+class _Teller:
+    """Goes through a history and remembers what has begun."""
+
+    def __init__(self, fetch: Callable[[bytes], bytes]) -> None:
+        self.moments: list[Moment] = []
+        self._fetch = fetch
+        self._starts: dict[tuple[str, int], int] = {}
+        """Where in `moments` the last start of a call is. Calls are numbered afresh in each chapter."""
+
+    def take(self, row: Row) -> None:
+        event = e.decode(row.envelope)
+        told = tell(event)
+        if isinstance(event, e.ChapterStarted):
+            self._starts.clear()
+        began = told.since or self._answer(event)
+        call = event.label if isinstance(event, e.Keyed) else getattr(event, "call", None) or ""
+        took = (row.at - began) / MICROSECONDS if began and row.at >= began else None
+        value = self._value(row, event, told.slot)
+        self.moments.append(Moment(row.seq, row.at, row.kind, call, told.what, told.attempt, took, value))
+        if isinstance(event, e.StepStarted | e.ChildStarted | e.SectionStarted):
+            self._starts[event.key] = row.seq
+
+    def _answer(self, event: e.Event) -> int:
+        """When the call began that the event is about; its start is answered now. 0 if there is none."""
+        index = self._starts.get(event.key) if isinstance(event, e.Keyed) else None
+        if index is None:
+            return 0
+        start = self.moments[index] = dataclasses.replace(self.moments[index], is_answered=True)
+        return start.at if isinstance(event, e.ChildEnded | e.SectionEnded) else 0
+
+    def _value(self, row: Row, event: e.Event, slot: str) -> str:
+        if not slot:
+            return ""
+        inline = row.input if slot == "input" else row.output
+        address: bytes | None = getattr(event, "input" if slot == "input" else "output", None)
+        if inline is None and (not address or (slot == "input" and not getattr(event, "kept", True))):
+            return ""
+        raw = unpack(address or b"", inline, self._fetch)
+        return _error(raw) if slot == "error" else raw.decode()
+
+
+class _Exception(msgspec.Struct):
+    type: str
+    message: str = ""
+
+
+def _error(raw: bytes) -> str:
+    """An exception in one line."""
+    error = msgspec.json.decode(raw, type=_Exception)
+    return f"{error.type}: {error.message}" if error.message else error.type
+
+
+def _clock(at: int) -> str:
+    return datetime.fromtimestamp(at / MICROSECONDS, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _by(who: str) -> str:
+    return f" by {who}" if who else ""
+
+
+def tell(event: e.AnyEvent) -> Told:
+    """What an event says, in words.
+
+    >>> tell(e.RunPaused(by="ann")).what
+    'paused by ann'
+    """
+    match event:
+        case e.RunStarted(workflow, version):
+            return Told(f"{workflow} version {version} started", "input")
+        case e.ChapterStarted(number):
+            return Told(f"chapter {number + 1} began", "input")
+        case e.RunCompleted():
+            return Told("completed", "output")
+        case e.RunFailed():
+            return Told("failed", "error")
+        case e.RunCancelled():
+            return Told("cancelled by force, without running its code" if event.forced else "cancelled")
+        case e.StepStarted():
+            return Told("started", "input", event.attempt)
+        case e.StepCompleted():
+            return Told(
+                "completed" if event.attempt else "given by a person", "output", event.attempt, event.started_at
+            )
+        case e.StepFailed():
+            return Told("failed" if event.attempt else "failed by a person", "error", event.attempt, event.started_at)
+        case e.AttemptFailed():
+            return Told(f"failed, again at {_clock(event.retry_at)}", "error", event.attempt, event.started_at)
+        case e.Heartbeat():
+            return Told("heartbeat", "output", event.attempt)
+        case e.CallCancelled():
+            return Told("cancelled by the workflow")
+        case e.ChildStarted():
+            return Told(f"child {event.run_id} {'attached to' if event.attached else 'started'}", "input")
+        case e.ChildEnded():
+            return Told(f"child {event.run_id} {event.status}", "output" if event.status == "completed" else "error")
+        case e.SectionStarted():
+            return Told("section began", "input")
+        case e.SectionWait():
+            return Told(f"waits until {_clock(event.deadline)}")
+        case e.SectionReceived():
+            return Told(f"takes message {event.message!r}")
+        case e.SectionEnded():
+            return Told("section failed", "error") if event.failed else Told("section ended", "output")
+        case e.TimePassed():
+            return Told("time passed")
+        case e.MessageArrived():
+            return Told(f"message {event.name!r} arrived", "output")
+        case e.CancelRequested():
+            return Told("cancel requested" + (f": {event.reason}" if event.reason else ""))
+        case e.RunPaused():
+            return Told(f"paused{_by(event.by)}")
+        case e.RunResumed():
+            return Told(f"resumed{_by(event.by)}")
+        case e.Patched():
+            return Told(f"patched({event.patch!r}) is {event.answer}")
+        case e.TakenOver():
+            return Told(f"taken over from {event.previous} (dead by {event.how})")
+        case e.RunBlocked():
+            return Told(f"blocked as {event.reason}: {event.hint}")
+        case e.RunUnblocked():
+            return Told(f"unblocked: {event.choice}{_by(event.by)}")
+        case _:
+            assert_never(event)

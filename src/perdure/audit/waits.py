@@ -1,0 +1,71 @@
+"""What a run waits for, told for people: from its index row, and from what its history has begun and not ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from perdure.engine.calls import Waiting, WaitingSet
+from perdure.history import events as e
+from perdure.store.protocol import Row, RunInfo, Status, Store
+
+
+class Wait(NamedTuple):
+    """One thing that a run waits for. `until` in microseconds since the epoch, where that is known."""
+
+    call: str
+    what: str
+    until: int | None = None
+
+
+def waits(store: Store, info: RunInfo) -> list[Wait]:
+    """What the run waits for as it stands. Nothing for one that has ended, or whose code is executed right now."""
+    if info.status.is_final:
+        return []
+    if info.status is Status.BLOCKED:
+        return [Wait("", f"a person ({info.reason}): {info.hint}")]
+    if info.status is Status.QUEUED:
+        return [Wait("", "a worker", info.due_at)]
+    if info.reason == "paused":
+        return [Wait("", "somebody who resumes it")]
+    return [*map(_of_waiting_set, _waiting_set(info)), *_under_way(store.load(info.rid).rows)]
+
+
+def _waiting_set(info: RunInfo) -> Iterable[Waiting]:
+    return msgspec.json.decode(info.waiting, type=WaitingSet).entries if info.waiting else ()
+
+
+def _of_waiting_set(entry: Waiting) -> Wait:
+    if entry.kind == "receive":
+        return Wait(f"{entry.task}/{entry.name}", f"message {entry.name.partition(':')[2]!r}")
+    return Wait(f"{entry.task}/{entry.name}", "a timer", entry.deadline or None)
+
+
+def _under_way(rows: Iterable[Row]) -> Iterator[Wait]:
+    """Steps, children and sections that have begun and not ended."""
+    begun: dict[tuple[str, int], Wait] = {}
+    for row in rows:
+        event = e.decode(row.envelope)
+        if isinstance(event, e.Keyed):
+            wait = _begun(event)
+            if wait is not None:
+                begun[event.key] = wait
+            elif not isinstance(event, e.Heartbeat | e.SectionWait | e.SectionReceived):
+                begun.pop(event.key, None)
+    yield from begun.values()
+
+
+def _begun(event: e.Keyed) -> Wait | None:
+    match event:
+        case e.StepStarted():
+            return Wait(event.label, f"attempt {event.attempt}")
+        case e.AttemptFailed():
+            return Wait(event.label, f"attempt {event.attempt + 1}", event.retry_at)
+        case e.ChildStarted():
+            return Wait(event.label, f"child {event.run_id}")
+        case e.SectionStarted():
+            return Wait(event.label, "hosted code")
+        case _:
+            return None

@@ -1,0 +1,127 @@
+"""Arguments and values on the command line: JSON by the type hints, `@file.json`, or `-` for stdin.
+
+A text that is no JSON of the wanted type is taken as it stands where a text is wanted: `perdure run app.py:greet you`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from inspect import Parameter
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from perdure.api.calls import Call
+from perdure.api.workflow import AnyWorkflow
+from perdure.cli.exits import CommandError
+from perdure.codec import ValueCodec, codec_for
+from perdure.errors import DecodeError, EncodeError
+
+JSON_BEGINNINGS = ("{", "[", '"')
+
+
+def call_of(workflow: AnyWorkflow, given: Sequence[str], named: Sequence[str] = ()) -> Call[Any]:
+    """The call of a workflow with these arguments. CommandError when they do not fit."""
+    if list(given).count("-") + sum(each.endswith("=-") for each in named) > 1:
+        raise CommandError("only one argument can come from stdin")
+    parameters = list(inspect.signature(workflow.spec.function).parameters.values())
+    args = [_value(text, each) for text, each in zip(given, _for_positions(workflow, parameters, given), strict=True)]
+    kwargs = dict(_named_value(workflow, parameters, each) for each in named)
+    try:
+        workflow.spec.arguments.dumps(tuple(args), kwargs)
+    except TypeError as error:
+        raise CommandError(f"{error}; it takes {_signature(workflow, parameters)}") from error
+    except EncodeError as error:
+        raise CommandError(f"the arguments of {workflow.name}: {error}") from error
+    return workflow.call(*args, **kwargs)
+
+
+def _for_positions(
+    workflow: AnyWorkflow, parameters: Sequence[Parameter], given: Sequence[str]
+) -> list[tuple[str, Any]]:
+    """Name and hint for each argument that is given by position."""
+    hints = get_type_hints(workflow.spec.function, include_extras=True)
+    places = [p for p in parameters if p.kind in {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}]
+    rest = next((p for p in parameters if p.kind is Parameter.VAR_POSITIONAL), None)
+    if len(given) > len(places) and rest is None:
+        raise CommandError(
+            f"{workflow.name} takes {len(places)} arguments, not {len(given)}: {_signature(workflow, parameters)}"
+        )
+    chosen = [*places[: len(given)], *[rest] * (len(given) - len(places))]
+    return [(each.name, _hint(each, hints)) for each in chosen if each is not None]
+
+
+def _hint(parameter: Parameter, hints: dict[str, Any]) -> Any:
+    hint = hints.get(parameter.name, Any)
+    return hint | None if parameter.default is None and isinstance(hint, type) else hint
+
+
+def _named_value(workflow: AnyWorkflow, parameters: Sequence[Parameter], given: str) -> tuple[str, Any]:
+    name, equals, text = given.partition("=")
+    if not equals:
+        raise CommandError(f"--arg {given}: write it as NAME=VALUE")
+    hints = get_type_hints(workflow.spec.function, include_extras=True)
+    for each in parameters:
+        if each.name == name:
+            return name, _value(text, (name, _hint(each, hints)))
+    raise CommandError(f"{workflow.name} has no parameter {name}; it takes {_signature(workflow, parameters)}")
+
+
+def _signature(workflow: AnyWorkflow, parameters: Sequence[Parameter]) -> str:
+    return f"{workflow.name}({', '.join(map(str, parameters))})"
+
+
+def _value(text: str, wanted: tuple[str, Any]) -> Any:
+    name, hint = wanted
+    return parsed(text, codec_for(hint), at=name)
+
+
+def plain_value(text: str, *, at: str) -> Any:
+    """A value of which nobody here knows the type."""
+    return parsed(text, codec_for(Any), at=at)
+
+
+def parsed(text: str, codec: ValueCodec, *, at: str) -> Any:
+    """A value from the command line. `at` is what messages call it."""
+    text = _read(text, at)
+    try:
+        return codec.loads(text.encode(), at)
+    except DecodeError as error:
+        if codec.hint is Any and text.lstrip().startswith(JSON_BEGINNINGS):
+            raise CommandError(f"{at}: {_json_error(text)}") from error
+        try:
+            return codec.loads(msgspec.json.encode(text), at)
+        except DecodeError:
+            raise CommandError(_misfit(text, error, codec, at)) from error
+
+
+def _read(text: str, at: str) -> str:
+    if text == "-":
+        return sys.stdin.read()
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(
+            f"{at}: {text} cannot be read ({error}); a text that begins with @ is written as JSON"
+        ) from error
+
+
+def _misfit(text: str, error: DecodeError, codec: ValueCodec, at: str) -> str:
+    what = _json_error(text)
+    if what:
+        return f"{at}: {what}, and {codec.words} is wanted"
+    return str(error).replace("was recorded where", "was given where")  # the codec speaks of histories
+
+
+def _json_error(text: str) -> str:
+    """What is wrong with the text as JSON; "" if nothing is."""
+    try:
+        msgspec.json.decode(text.encode())
+    except msgspec.DecodeError as error:
+        return f"{text if len(text) <= 60 else text[:59] + '…'} is no JSON ({error})"
+    return ""

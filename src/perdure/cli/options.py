@@ -1,0 +1,75 @@
+"""What many commands have: which store, which output; and what follows from that."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perdure.api.settings import store_url
+from perdure.cli.exits import CommandError, ExitCode
+from perdure.store import Store, open_store
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store", help="Path or URL of the store [default: PERDURE_STORE, \\[tool.perdure] store, ./perdure.db]."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+TagOption = Annotated[list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", help="A tag; may be repeated.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", show_default=False)]
+
+
+@contextlib.contextmanager
+def existing_store(url: str | None) -> Generator[Store, None, None]:
+    """The store that is meant, open. One that is only looked at is not created."""
+    url = url or store_url()
+    path = url.removeprefix("sqlite:///")
+    if "://" not in path and path != ":memory:" and not Path(path).exists():
+        raise CommandError(
+            f"there is no store at {path}: name one with --store or PERDURE_STORE, or start a run, which creates it",
+            ExitCode.STORE,
+        )
+    with any_store(url) as store:
+        yield store
+
+
+@contextlib.contextmanager
+def any_store(url: str | None) -> Generator[Store, None, None]:
+    """The store that is meant, open, and new if there is none."""
+    store = open_store(url or store_url())
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def tags_from(given: Sequence[str] | None) -> dict[str, str]:
+    """`NAME=VALUE` as a dict."""
+    tags: dict[str, str] = {}
+    for tag in given or ():
+        name, equals, value = tag.partition("=")
+        if not equals or not name:
+            raise CommandError(f"--tag {tag}: write it as NAME=VALUE")
+        tags[name] = value
+    return tags
+
+
+SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def seconds_from(text: str, *, option: str) -> float:
+    """A duration in seconds.
+
+    >>> seconds_from("1.5h", option="--delay")
+    5400.0
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", text.strip())
+    if match is None:
+        raise CommandError(f"{option} {text}: a duration is a number of seconds, or as in 30s, 10m, 12h, 30d, 2w")
+    return float(match[1]) * SECONDS_PER_UNIT[match[2]]

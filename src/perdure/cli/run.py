@@ -1,0 +1,107 @@
+"""`perdure run` executes a workflow here, to its end; `perdure start` leaves it to the workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from perdure.api.calls import Call
+from perdure.api.client import Client
+from perdure.api.runtime import Runtime
+from perdure.api.script import start_or_attach
+from perdure.api.workflow import AnyWorkflow
+from perdure.cli.arguments import call_of
+from perdure.cli.exits import ExitCode, complain
+from perdure.cli.options import JsonOption, StoreOption, TagOption, any_store, seconds_from, tags_from
+from perdure.cli.outcome import outcome
+from perdure.cli.show import print_json, say
+from perdure.cli.stopping import run_until_stopped
+from perdure.cli.target import workflow_at
+from perdure.store import Store
+
+TargetArgument = Annotated[
+    str,
+    typer.Argument(metavar="TARGET", help="app.py:workflow, app.py, or package.module:workflow.", show_default=False),
+]
+ArgsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[ARGS]...",
+        help="Its arguments: JSON, plain text for a str, @file.json, or - for stdin.",
+        show_default=False,
+    ),
+]
+ArgOption = Annotated[
+    list[str] | None, typer.Option("--arg", metavar="NAME=VALUE", help="An argument by name; may be repeated.")
+]
+IdOption = Annotated[str | None, typer.Option("--id", help="The run's id.", show_default=False)]
+
+
+def run(
+    target: TargetArgument,
+    args: ArgsArgument = None,
+    arg: ArgOption = None,
+    id: IdOption = None,
+    tag: TagOption = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:
+    """Execute a workflow here, to its end, and print its result.
+
+    Without --id it goes on with the unfinished run of the same workflow and arguments, if there is one. Stopped or
+    killed, the same command goes on where it was.
+    """
+    workflow, known = workflow_at(target)
+    call = call_of(workflow, args or (), arg or ())
+    tags = tags_from(tag)
+    with any_store(store) as opened:
+        return run_until_stopped(
+            lambda: _run(opened, call, known, id, tags, as_json=json), hint="the same command, or any worker, goes on"
+        )
+
+
+async def _run(
+    store: Store, call: Call[Any], known: Sequence[AnyWorkflow], id: str | None, tags: dict[str, str], *, as_json: bool
+) -> ExitCode:
+    async with Runtime(store, workflows=known, adopt="own") as runtime:
+        run = await start_or_attach(runtime, store, call, id, tags=tags)
+        if run.how != "started":
+            complain(f"run {run.id} {'goes on' if run.how == 'attached' else run.how}")
+        return await outcome(run, store, call.of.spec.result, as_json=as_json)
+
+
+def start(
+    target: TargetArgument,
+    args: ArgsArgument = None,
+    arg: ArgOption = None,
+    id: IdOption = None,
+    tag: TagOption = None,
+    delay: Annotated[str, typer.Option(help="How long to wait before it begins: 30s, 10m, 12h, 7d.")] = "0",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:
+    """Start a workflow, durably, and leave it to the workers. Prints the run's id.
+
+    The same --id, workflow and arguments once more is the same run.
+    """
+    workflow, _ = workflow_at(target)
+    call = call_of(workflow, args or (), arg or ())
+    tags, seconds = tags_from(tag), seconds_from(delay, option="--delay")
+    with any_store(store) as opened:
+        run = asyncio.run(_start(opened, call, id, tags, seconds))
+    if json:
+        print_json(run)
+    else:
+        if run["how"] != "started":
+            complain(f"run {run['id']} {'was started before' if run['how'] == 'attached' else run['how']}")
+        say(run["id"])
+    return ExitCode.OK
+
+
+async def _start(store: Store, call: Call[Any], id: str | None, tags: dict[str, str], delay: float) -> dict[str, str]:
+    async with Client(store) as client:
+        run = await client.start(call, id=id, tags=tags, delay=delay)
+        return {"id": run.id, "how": run.how}

@@ -1,0 +1,222 @@
+"""`perdure runs`: what there is, what happened in a run, and what can be told to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from perdure.api.client import Client, HistoryEvent, Run, RunSummary, when
+from perdure.audit.timeline import Moment, timeline
+from perdure.audit.waits import waits
+from perdure.cli.arguments import plain_value
+from perdure.cli.exits import ExitCode
+from perdure.cli.options import JsonOption, RunArgument, StoreOption, TagOption, existing_store, seconds_from, tags_from
+from perdure.cli.outcome import outcome, waits_line
+from perdure.cli.show import length, moment, print_json, print_table, say, short
+from perdure.cli.stopping import run_until_stopped
+from perdure.codec import codec_for
+from perdure.errors import UnknownNameError
+from perdure.store import Store
+
+T = TypeVar("T")
+
+app = typer.Typer(no_args_is_help=True, help="Look at runs, and tell them something.")
+
+ByOption = Annotated[str, typer.Option("--by", help="Who says so; it stands in the history.")]
+
+
+def with_run(url: str | None, run_id: str, action: Callable[[Run[Any]], Awaitable[T]]) -> T:
+    """What an action on the run of that id gives."""
+
+    async def act() -> T:
+        async with Client(store) as client:
+            return await action(await client.get(run_id))
+
+    with existing_store(url) as store:
+        return asyncio.run(act())
+
+
+# ── looking ─────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command("list")
+def list_runs(
+    workflow: Annotated[str | None, typer.Option(help="Only runs of this workflow.")] = None,
+    status: Annotated[list[str] | None, typer.Option(help="Only runs that stand so; may be repeated.")] = None,
+    tag: TagOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 100,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:
+    """List runs, newest first."""
+
+    async def find() -> list[RunSummary]:
+        async with Client(opened) as client:
+            return await client.list(workflow=workflow, status=status or None, tags=tags, limit=limit)
+
+    tags = tags_from(tag)
+    with existing_store(store) as opened:
+        found = asyncio.run(find())
+    if json:
+        print_json([summary_json(summary) for summary in found])
+    else:
+        columns = ("run", "workflow", "status", "started", "changed", "tags")
+        print_table(columns, [_row_of(summary) for summary in found], empty="no runs")
+    return ExitCode.OK
+
+
+def _row_of(summary: RunSummary) -> Sequence[str]:
+    tags = " ".join(f"{name}={value}" for name, value in summary.tags.items())
+    return (
+        summary.id, f"{summary.workflow}/{summary.version}", _status(summary), moment(summary.created_at),
+        moment(summary.updated_at), tags,
+    )  # fmt: skip
+
+
+def _status(summary: RunSummary) -> str:
+    return f"{summary.status} ({summary.reason})" if summary.reason else str(summary.status)
+
+
+def summary_json(summary: RunSummary) -> dict[str, Any]:
+    """A run as a JSON object; times in ISO 8601."""
+    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in _fields(summary)}
+
+
+def _fields(summary: RunSummary) -> Sequence[tuple[str, Any]]:
+    return list({**asdict(summary), "status": str(summary.status), "tags": dict(summary.tags)}.items())
+
+
+@app.command()
+def show(
+    run: RunArgument,
+    all: Annotated[bool, typer.Option("--all", help="Also starts of which more is told later.")] = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:
+    """Show what happened in a run, and what it waits for."""
+    with existing_store(store) as opened:
+        summary, history = asyncio.run(_look(opened, run, with_history=json))
+        info = opened.find(run)
+        if info is None:
+            raise UnknownNameError("run", run)
+        if json:
+            waiting = [
+                {"call": w.call, "what": w.what, "until": w.until and when(w.until).isoformat()}
+                for w in waits(opened, info)
+            ]
+            print_json(
+                {"run": summary_json(summary), "waits": waiting, "events": [event_json(event) for event in history]}
+            )
+        else:
+            _print_timeline(summary, timeline(opened, info.rid), all_moments=all)
+            waiting_for = waits_line(opened, run)
+            if waiting_for:
+                say(f"waits for {waiting_for}")
+    return ExitCode.OK
+
+
+async def _look(store: Store, run_id: str, *, with_history: bool) -> tuple[RunSummary, list[HistoryEvent]]:
+    async with Client(store) as client:
+        run = await client.get(run_id)
+        return await run.summary(), await run.history() if with_history else []
+
+
+def _print_timeline(summary: RunSummary, moments: Sequence[Moment], *, all_moments: bool) -> None:
+    say(f"run {summary.id}: {summary.workflow} version {summary.version}, {_status(summary)}")
+    shown = [each for each in moments if all_moments or not each.is_answered]
+    first = moments[0].at
+    columns = ("time", "offset", "call", "what", "attempt", "took", "value")
+    print_table(columns, [_row_of_moment(each, first) for each in shown], empty="no events")
+
+
+def _row_of_moment(each: Moment, first: int) -> Sequence[str]:
+    took = "" if each.took_seconds is None else length(each.took_seconds)
+    return (
+        moment(when(each.at)), f"+{length((each.at - first) / 1_000_000)}", each.call, each.what,
+        str(each.attempt or ""), took, short(each.value),
+    )  # fmt: skip
+
+
+def event_json(event: HistoryEvent) -> dict[str, Any]:
+    """An event as a JSON object: the fields of its envelope, digests in hex, with its payloads beside them."""
+    shown: dict[str, Any] = {"seq": event.seq, "at": event.at.isoformat(), "kind": event.kind}
+    for name in type(event.event).__struct_fields__:
+        value = getattr(event.event, name)
+        shown[f"{name}_digest" if name in {"input", "output"} else name] = (
+            value.hex() if isinstance(value, bytes) else value
+        )
+    return {**shown, "input": event.input, "output": event.output, "hash": event.hash}
+
+
+@app.command()
+def wait(
+    run: RunArgument,
+    timeout: Annotated[str | None, typer.Option(help="How long at most: 30s, 10m, 12h.", show_default=False)] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:
+    """Wait for a run's end, and print its result. Other workers execute it; the exit code says how it ended."""
+
+    async def wait_for() -> ExitCode:
+        async with Client(opened) as client:
+            return await outcome(await client.get(run), opened, codec_for(Any), as_json=json, timeout=seconds)
+
+    seconds = None if timeout is None else seconds_from(timeout, option="--timeout")
+    with existing_store(store) as opened:
+        return run_until_stopped(wait_for, hint="the run is not touched by that")
+
+
+# ── telling ─────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command()
+def send(
+    run: RunArgument,
+    name: Annotated[str, typer.Argument(help="The message's name.", show_default=False)],
+    value: Annotated[
+        str, typer.Argument(help="JSON, plain text, @file.json, or - for stdin.", show_default=False)
+    ] = "null",
+    store: StoreOption = None,
+) -> ExitCode:
+    """Send a message to a run; it is kept until the run receives it."""
+    message = plain_value(value, at="VALUE")
+    with_run(store, run, lambda handle: handle.send(name, message))
+    say(f"sent {name} to run {run}")
+    return ExitCode.OK
+
+
+@app.command()
+def cancel(
+    run: RunArgument,
+    force: Annotated[bool, typer.Option("--force", help="End it without running any more of its code.")] = False,
+    reason: Annotated[str, typer.Option(help="Why; the workflow's CancelledError says it.")] = "",
+    store: StoreOption = None,
+) -> ExitCode:
+    """Ask a run to stop. It may clean up; see how it went with `perdure runs wait`."""
+    how = with_run(store, run, lambda handle: handle.cancel(reason, force=force))
+    if how == "requested":
+        say(f"asked run {run} to stop")
+        return ExitCode.OK
+    say(f"run {run} had {how} before")
+    return ExitCode.OK if how == "cancelled" else ExitCode.CONFLICT
+
+
+@app.command()
+def pause(run: RunArgument, by: ByOption = "", store: StoreOption = None) -> ExitCode:
+    """Let a run start nothing new until it is resumed."""
+    with_run(store, run, lambda handle: handle.pause(by))
+    say(f"asked run {run} to pause")
+    return ExitCode.OK
+
+
+@app.command()
+def resume(run: RunArgument, by: ByOption = "", store: StoreOption = None) -> ExitCode:
+    """Let a paused run go on."""
+    with_run(store, run, lambda handle: handle.resume(by))
+    say(f"asked run {run} to go on")
+    return ExitCode.OK

@@ -1,0 +1,70 @@
+"""SIGINT and SIGTERM: the work is cancelled, and what is left of the process after two seconds is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from types import FrameType
+from typing import Any, TypeVar
+
+from perdure.cli.exits import Stopped
+
+T = TypeVar("T")
+
+STOP_SECONDS_MAX = 1.9
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_until_stopped(main: Callable[[], Coroutine[Any, Any, T]], *, hint: str = "") -> T:
+    """`asyncio.run`, until a signal cancels it. Raises Stopped then, with the hint.
+
+    Threads that cannot be stopped (a `def` step that blocks) and exits that hang do not keep the process for longer
+    than two seconds; a second signal ends it at once. Handlers are those of Python, not of the loop, so that they are
+    called while the code of a workflow spins, too.
+    """
+    stop = _Stop()
+    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    try:
+        return asyncio.run(stop.watched(main))
+    except asyncio.CancelledError:
+        if stop.signal is None:
+            raise
+        raise Stopped(stop.signal, hint) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Stop:
+    """The handler of both signals."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    async def watched(self, main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        if self.signal is not None:
+            raise asyncio.CancelledError
+        return await main()
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            _cut_off(number)
+        self.signal = number
+        timer = threading.Timer(STOP_SECONDS_MAX, _cut_off, [number])
+        timer.daemon = True
+        timer.start()
+        if self._loop is not None and self._task is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+
+def _cut_off(number: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(128 + number)

@@ -1,0 +1,111 @@
+"""`perdure store`: care for the store itself."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from perdure.audit.verify import verify as verify_store
+from perdure.cli.exits import ExitCode
+from perdure.cli.options import JsonOption, StoreOption, existing_store, seconds_from
+from perdure.cli.show import print_json, print_table, say
+
+app = typer.Typer(no_args_is_help=True, help="Care for the store.")
+
+MICROSECONDS = 1_000_000
+RUNS_AT_ONCE = 1_000
+
+
+@app.command()
+def stats(store: StoreOption = None, json: JsonOption = False) -> ExitCode:
+    """Count what is in the store."""
+    with existing_store(store) as opened:
+        counts = {"url": opened.url, **opened.stats()}
+    if json:
+        print_json(counts)
+    else:
+        print_table(("what", "count"), [(name, str(count)) for name, count in counts.items()], empty="")
+    return ExitCode.OK
+
+
+@app.command()
+def prune(
+    older_than: Annotated[
+        str, typer.Option("--older-than", help="How long ago they ended: 12h, 30d, 0 for all.", show_default=False)
+    ],
+    limit: Annotated[int | None, typer.Option(min=1, help="How many at most.", show_default=False)] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:
+    """Delete runs that ended long enough ago, each whole. The heads of their hash chains stay."""
+    ended_before = time.time_ns() // 1_000 - round(seconds_from(older_than, option="--older-than") * MICROSECONDS)
+    tell = _progress("pruned")
+    pruned = 0
+    with existing_store(store) as opened:
+        while limit is None or pruned < limit:
+            at_once = RUNS_AT_ONCE if limit is None else min(RUNS_AT_ONCE, limit - pruned)
+            some = opened.prune(ended_before=ended_before, limit=at_once)
+            pruned += some
+            if some < at_once:
+                break
+            tell(pruned)
+    if json:
+        print_json({"pruned": pruned})
+    else:
+        say(f"pruned {pruned} runs")
+    return ExitCode.OK
+
+
+@app.command()
+def backup(
+    target: Annotated[str, typer.Argument(help="The file to write; there must be none yet.", show_default=False)],
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:
+    """Copy the store to a file while it is in use; the copy is consistent."""
+    tell = _progress("copied, in percent:")
+    with existing_store(store) as opened:
+        opened.backup(target, lambda done, total: tell(100 * done // max(total, 1)))
+        url = opened.url
+    if json:
+        print_json({"from": url, "to": target})
+    else:
+        say(f"copied {url} to {target}")
+    return ExitCode.OK
+
+
+@app.command()
+def verify(store: StoreOption = None, json: JsonOption = False) -> ExitCode:
+    """Check that nothing in the store was altered or lost: hash chains, payloads, gaps. Changes nothing."""
+    with existing_store(store) as opened:
+        report = verify_store(opened, progress=_progress("checked"))
+    if json:
+        damage = [{"run": each.run_id or None, "event": each.seq, "what": each.what} for each in report.damage]
+        print_json({"runs": report.runs, "events": report.events, "pruned": report.pruned, "damage": damage})
+    else:
+        for each in report.damage:
+            say(str(each))
+        found = (
+            f"{len(report.damage)} things are not as they were written" if report.damage else "all as it was written"
+        )
+        say(f"{report.runs} runs, {report.events} events, {report.pruned} pruned: {found}")
+    return ExitCode.OK if report.is_sound else ExitCode.FAILED
+
+
+def _progress(what: str) -> Callable[[int], None]:
+    """Tells how far it is on a terminal, now and then, in place."""
+    if not sys.stderr.isatty():
+        return lambda _: None
+    told_at = time.monotonic()
+
+    def tell(done: int) -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at > 0.5:
+            told_at = time.monotonic()
+            print(f"\rperdure: {what} {done}", end="", file=sys.stderr, flush=True)
+
+    return tell

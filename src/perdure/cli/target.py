@@ -1,0 +1,171 @@
+"""From what stands on the command line to workflows: `app.py:agent`, `app.py`, `package.module:agent`.
+
+A file is loaded under the name that `import` would give it, with its folder (or that of its package) on the path; so it
+finds its neighbours, and it is the same module as in a program that imports it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from perdure.api.script import with_children
+from perdure.api.workflow import AnyWorkflow, Step, SyncStep, SyncWorkflow, Workflow
+from perdure.cli.exits import CommandError
+from perdure.errors import PerdureError, UnknownNameError
+from perdure.specs import WorkflowSpec
+
+
+def workflow_at(target: str) -> tuple[AnyWorkflow, list[AnyWorkflow]]:
+    """The workflow that is named, and all that its module has. Without a name it is the only one there."""
+    where, _, name = target.rpartition(":") if _has_name(target) else (target, "", "")
+    module = load(where)
+    known = workflows_in(module)
+    return (_named(module, name, known) if name else _only(where, known)), with_children(known)
+
+
+def workflows_at(targets: Iterable[str]) -> list[AnyWorkflow]:
+    """All workflows of these modules, and those that their code names. One at least per module."""
+    found: dict[AnyWorkflow, None] = {}
+    for target in targets:
+        if _has_name(target):
+            found[workflow_at(target)[0]] = None
+            continue
+        known = workflows_in(load(target))
+        if not known:
+            raise CommandError(f"{target} has no workflows: decorate a function with @perdure.workflow")
+        found |= dict.fromkeys(known)
+    return with_children(found)
+
+
+def workflows_in(module: ModuleType) -> list[AnyWorkflow]:
+    """The workflows that a module has a name for, its own and imported ones."""
+    found: list[AnyWorkflow] = [value for value in vars(module).values() if isinstance(value, Workflow | SyncWorkflow)]
+    return list(dict.fromkeys(found))
+
+
+def _version(workflow: AnyWorkflow) -> int:
+    return spec_of(workflow).version
+
+
+def spec_of(workflow: AnyWorkflow) -> WorkflowSpec:
+    """What was declared of a workflow."""
+    return cast(WorkflowSpec, workflow.spec)
+
+
+def _has_name(target: str) -> bool:
+    return ":" in target and not target.endswith(".py")
+
+
+def _only(where: str, known: list[AnyWorkflow]) -> AnyWorkflow:
+    if len(known) == 1:
+        return known[0]
+    if not known:
+        raise CommandError(f"{where} has no workflows: decorate a function with @perdure.workflow")
+    names = ", ".join(f"{where}:{workflow.name}" for workflow in known)
+    raise CommandError(f"{where} has several workflows; which of {names}?")
+
+
+def _named(module: ModuleType, name: str, known: list[AnyWorkflow]) -> AnyWorkflow:
+    """By the name in the module, else by the workflow's own, of which the newest version counts."""
+    found = getattr(module, name, None)
+    if isinstance(found, Step | SyncStep):
+        raise CommandError(f"{name} is a step: only workflows can be started; call it from one")
+    by_name: list[AnyWorkflow] = [workflow for workflow in known if workflow is found]
+    same = by_name or [workflow for workflow in known if workflow.name == name]
+    if same:
+        return max(same, key=_version)
+    raise UnknownNameError("workflow", name, [workflow.name for workflow in known])
+
+
+# ── loading ─────────────────────────────────────────────────────────────────────────────────
+
+
+def load(where: str) -> ModuleType:
+    """The module in a file, or of a dotted name. CommandError that says what went wrong, and at which line."""
+    path = Path(where)
+    if where.endswith(".py") or path.is_file():
+        if not path.is_file():
+            raise CommandError(f"there is no file {where}{_near(path)}")
+        return _loaded(where, lambda: _import_file(path.resolve()))
+    sys.path.insert(0, str(Path.cwd()))
+    return _loaded(where, lambda: importlib.import_module(where))
+
+
+def _near(path: Path) -> str:
+    names = [other.name for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    return f"; near: {', '.join(str(path.with_name(name)) for name in near)}" if near else ""
+
+
+def _loaded(where: str, action: Any) -> ModuleType:
+    """What a module's own code raises is told in one line, with the place."""
+    try:
+        module: ModuleType = action()
+    except SystemExit as error:
+        raise CommandError(
+            f"{where} ends the process while it is loaded: put what it does under `if __name__ == '__main__':`"
+        ) from error
+    except ModuleNotFoundError as error:
+        if error.name is not None and where.split(".")[0] == error.name.split(".")[0]:
+            raise CommandError(f"there is no module {error.name}; a file is named with its .py") from error
+        raise CommandError(f"{where} cannot be loaded: {_told(error)}") from error
+    except Exception as error:
+        raise CommandError(f"{where} cannot be loaded: {_told(error)}") from error
+    return module
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__} at {error.filename}:{error.lineno}: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    kind = "" if isinstance(error, PerdureError) else f"{type(error).__name__}: "
+    return f"{kind}{error}{place}"
+
+
+def _is_users(filename: str) -> bool:
+    ours = str(Path(__file__).resolve().parents[1])
+    return not filename.startswith((ours, "<frozen")) and "importlib" not in filename
+
+
+def _import_file(path: Path) -> ModuleType:
+    root, name = _home(path)
+    sys.path.insert(0, str(root))
+    known = sys.modules.get(name)
+    if known is not None and _is_file_of(known, path):
+        return known
+    if known is not None:  # another module has that name: load it beside, under one of its own
+        name = f"perdure_loaded_{name.replace('.', '_')}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise CommandError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _home(path: Path) -> tuple[Path, str]:
+    """The folder from which `import` finds the file, and the name by which it does."""
+    parts, folder = [path.stem], path.parent
+    while (folder / "__init__.py").exists():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(parts)
+
+
+def _is_file_of(module: ModuleType, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() == path
