@@ -156,11 +156,15 @@ class Run(Generic[R]):
         """How the run stands, if it stands still."""
         info, store = self._find(), self._client._store
         if info.status is Status.BLOCKED:
-            return Standstill(info.status, info.reason or "", info.hint or "")
+            return None if self._is_decided(info) else Standstill(info.status, info.reason or "", info.hint or "")
         if not info.status.is_final:
             return None
         raw = None if info.status is Status.CANCELLED else _payload(store, info.rid, store.last_row(info.rid), "output")
         return Standstill(info.status, raw=raw)
+
+    def _is_decided(self, info: RunInfo) -> bool:
+        """Whether somebody unblocked or cancelled the run, and its worker has not read that yet."""
+        return any(letter.kind in {"unblock", "cancel"} for letter in self._client._store.mail([info.rid]))
 
     def _outcome(self, how: Standstill) -> R:
         if how.status is Status.BLOCKED:
