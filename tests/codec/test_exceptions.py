@@ -169,6 +169,23 @@ def test_causes_contexts_and_notes_travel_along() -> None:
     assert "During handling" in "".join(traceback.format_exception(again))
 
 
+class Worded(Exception):
+    def __str__(self) -> str:
+        return Words("loud")
+
+
+class Words(str):
+    __slots__ = ()
+
+
+def test_odd_texts_and_attributes_never_stop_the_record() -> None:
+    assert through(Worded()).message == "loud"
+    exc = ValueError("x")
+    exc.__notes__ = 5  # type: ignore[assignment]
+    setattr(exc, "\ud800", 1)
+    assert vars(through(exc)) == {}
+
+
 def test_a_long_chain_is_cut_and_a_circle_ends() -> None:
     one, other = ValueError("one"), ValueError("other")
     one.__cause__, other.__cause__ = other, one

@@ -634,6 +634,7 @@ def test_members_that_look_alike_are_told_apart_and_others_are_not_marked() -> N
     round_trip(dt.datetime | str, "2025-01-01T00:00:00")
     round_trip(dt.datetime | str, dt.datetime(2025, 1, 1))
     round_trip(bool | int | float | None, True)
+    assert codec_for(UNION[Any, str, None]).shape is codec_for(Any).shape
 
 
 def test_a_refusal_inside_a_member_keeps_its_path() -> None:

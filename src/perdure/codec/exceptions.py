@@ -90,9 +90,9 @@ def _to_wire(exc: BaseException, declared: tuple[type[BaseException], ...], abov
         wire["attributes"] = kept
     if lost:
         wire["lost"] = lost
-    notes = [_text(note) for note in getattr(exc, "__notes__", ()) if isinstance(note, str)]
-    if notes:
-        wire["notes"] = notes
+    notes: Any = getattr(exc, "__notes__", None)
+    if type_of(notes) is list and notes:
+        wire["notes"] = [_text(str(note)) for note in notes]
     _add_relatives(wire, exc, declared, above | {id(exc)})
     return wire
 
@@ -160,6 +160,8 @@ def _message(exc: BaseException) -> str:
 
 
 def _text(text: str) -> str:
+    """The text as a plain str that is Unicode."""
+    text = "".join([text])  # str() may give a subclass
     return text if is_encodable(text) else text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -174,7 +176,7 @@ def _arguments(exc: BaseException) -> tuple[Any, ...]:
 
 
 def _attributes(exc: BaseException) -> dict[str, Any]:
-    attributes = {name: item for name, item in vars(exc).items() if name != "__notes__"}
+    attributes = {name: item for name, item in vars(exc).items() if name != "__notes__" and is_encodable(name)}
     for base, names in _HIDDEN_ATTRIBUTES.items():
         if isinstance(exc, base):
             attributes |= {name: getattr(exc, name) for name in names if getattr(exc, name, None) is not None}

@@ -97,9 +97,10 @@ class Growth:
 class Memo:
     """What one run has stored already: digests, and the arrays that keep growing.
 
-    It is a cache: without it more is stored, never something wrong. `known` may ask the store about digests that the
-    memo has not seen. To restore it after a restart, pack the last inputs again and call `committed` without storing
-    anything.
+    It is a cache: without it more is stored. But what it was told must be true, or later blobs build on missing ones:
+    tell it only of what is stored. `known` may ask the store about digests that the memo has not seen. To restore a
+    memo after a restart, pack a recorded value again and call `committed`, if the digest is the recorded one and the
+    value was stored with it.
     """
 
     def __init__(

@@ -36,6 +36,8 @@ class Member:
 def union_shape(shapes: list[Shape]) -> Shape:
     """X | Y. Duplicates are dropped; a union of one is that one."""
     distinct = list({id(shape): shape for shape in shapes}.values())
+    if PLAIN in distinct:  # it takes what the other plain members take
+        distinct = [shape for shape in distinct if shape is PLAIN or shape not in PLAIN_MEMBERS]
     if len(distinct) == 1:
         return distinct[0]
     if len(distinct) == 2 and NONE in distinct:
