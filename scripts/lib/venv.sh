@@ -13,6 +13,11 @@ find_python() {
     return 1
 }
 
+# find_version 3.12: prints the interpreter of that version, also one that pyenv has and does not show; nothing if there is none.
+find_version() {
+    PYENV_VERSION=$1 "python$1" -c 'import sys; print(sys.executable)' 2>/dev/null || true
+}
+
 # digest FILE...: one line that changes when a file does.
 digest() { cat "$@" | cksum | tr ' ' -; }
 
