@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 
 from perdure.errors import ForkedError
@@ -161,6 +163,40 @@ def fork_while_reading(path: str) -> None:
     store.close()
 
 
+def fork_under_load(path: str, forks: str) -> None:
+    """Threads write and read without a pause while the process forks; every child opens the store anew."""
+    warnings.simplefilter("ignore", DeprecationWarning)  # fork() with threads is what this is about
+    store = SqliteStore(path)
+    store.enter("parent", lease_seconds=600, workflows=["agent"])
+    rid, lengths, stop = start(store, "parents", "parent"), [1], threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            lengths.append(done(append(store, rid, lengths[-1])).length)
+
+    def read() -> None:
+        while not stop.is_set():
+            store.load(rid, from_seq=lengths[-1] - 1)
+            store.changed()
+
+    threads = [threading.Thread(target=task) for task in (write, read, read)]
+    for thread in threads:
+        thread.start()
+    for number in range(int(forks)):
+        if os.fork() == 0:
+            own = SqliteStore(path)
+            done(append(own, start(own, f"child{number}"), 1, epoch=0))
+            own.close()
+            os._exit(0)
+        _, status = os.wait()
+        say(status)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    say(store.load(rid).length == lengths[-1], store.stats()["runs"])
+    store.close()
+
+
 TASKS: dict[str, Callable[..., None]] = {
     task.__name__: task
     for task in (
@@ -172,6 +208,7 @@ TASKS: dict[str, Callable[..., None]] = {
         stall_in_migration,
         fork,
         fork_while_reading,
+        fork_under_load,
     )
 }
 

@@ -185,3 +185,9 @@ def test_a_fork_in_the_middle_of_a_read_makes_a_child_that_cannot_open_it(path: 
     assert set(said[:-1]) == {"refused"}
     assert said[-1] == "True"
     check_file(path)
+
+
+def test_forks_while_threads_write_and_read_make_children_that_can_open_it(path: str, spawn: Spawn) -> None:
+    said = finished(spawn("fork_under_load", path, 20))
+    assert said == ["0"] * 20 + ["True 21"]
+    check_file(path)

@@ -28,6 +28,7 @@ class Readers:
         self._idle = list[sqlite3.Connection]()
         self._lent = 0
         self._is_closed = False
+        self._is_resting = False
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
@@ -56,6 +57,8 @@ class Readers:
 
     def _take(self) -> sqlite3.Connection:
         with self._changed:
+            if self._is_resting:
+                self._changed.wait_for(lambda: not self._is_resting)
             idle = self._idle.pop() if self._idle else None
             self._lent += 1
         if idle is not None:
@@ -94,14 +97,17 @@ class Readers:
 
     # ── fork ─────────────────────────────────────────────────────────────────────────────────
     def rest(self, *, until: float) -> bool:
-        """Wait until nothing is lent; from then on nothing is, because the lock is kept."""
+        """Lend nothing more, and wait until nothing is lent. If it is in time, the lock is kept until `go_on`."""
         self._changed.acquire()
+        self._is_resting = True
         if self._changed.wait_for(lambda: self._lent == 0, max(0.0, until - time.monotonic())):
             return True
-        self._changed.release()
+        self.go_on()
         return False
 
     def go_on(self) -> None:
+        self._is_resting = False
+        self._changed.notify_all()
         self._changed.release()
 
     # ── what is read ─────────────────────────────────────────────────────────────────────────
