@@ -15,7 +15,6 @@ from perdure.engine.execution import Execution
 from perdure.engine.loop import DeterministicLoop
 from perdure.errors import UsageError
 from perdure.runtime.attempt import ATTEMPT, JOURNAL
-from perdure.specs import StepSpec, WorkflowSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +36,7 @@ class Call(Coroutine[Any, Any, R], Generic[R]):
 
     __slots__ = ("_begun", "args", "kwargs", "of")
 
-    def __init__(self, of: Callable_[Any, R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, of: DurableFunction[Any, R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.of = of
         self.args = args
         self.kwargs = kwargs
@@ -70,14 +69,15 @@ class Call(Coroutine[Any, Any, R], Generic[R]):
         return f"<call of {self.of.name}>"
 
 
-class Callable_(Generic[P, R]):
+class DurableFunction(Generic[P, R]):
     """What `@step` and `@workflow` make of a function."""
 
-    spec: StepSpec | WorkflowSpec
+    spec: Any  # StepSpec or WorkflowSpec: the subclasses say which
 
     @property
     def name(self) -> str:
-        return self.spec.name
+        name: str = self.spec.name
+        return name
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the call, here; an iterator that awaits it."""
@@ -104,11 +104,11 @@ class Callable_(Generic[P, R]):
         return await asyncio.to_thread(function, *args, **kwargs)
 
     def _call_plain_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        """A `def` function called as usual: blocking in a `def` workflow, plain outside, refused on a workflow's loop."""
+        """A `def` function called as usual: it blocks in a `def` workflow, is plain outside, refused in an async one."""
         if execution_here() is not None:
             raise UsageError(
-                f"{self.name} is a plain function: in an async workflow write `await {self.name}.call(...)`, it then runs "
-                "in a thread"
+                f"{self.name} is a plain function: in an async workflow write `await {self.name}.call(...)`, "
+                "it then runs in a thread"
             )
         if ATTEMPT.get() is None:
             journal = JOURNAL.get()

@@ -19,7 +19,7 @@ from perdure.api.calls import Call
 from perdure.api.endings import Endings
 from perdure.api.settings import store_from
 from perdure.clock import Clock, SystemClock
-from perdure.codec import ValueCodec, codec_for, digest, load_exception, unpack
+from perdure.codec import ValueCodec, codec_for, load_exception, unpack
 from perdure.errors import (
     PerdureBug,
     RunBlockedError,
@@ -38,7 +38,6 @@ from perdure.store.protocol import (
     Ended,
     Exists,
     Filter,
-    Letter,
     Missing,
     NewRun,
     Outcome,
@@ -150,7 +149,9 @@ class Run(Generic[R]):
 
     async def _standstill(self, wait_blocked: bool) -> Standstill:
         client, rid = self._client, self._info.rid
-        return await client._endings.wait(rid, self.id, self._look, wait_blocked=wait_blocked, is_here=client._holds(rid))
+        return await client._endings.wait(
+            rid, self.id, self._look, wait_blocked=wait_blocked, is_here=client._holds(rid)
+        )
 
     def _look(self) -> Standstill | None:
         """How the run stands, if it stands still."""
@@ -188,7 +189,9 @@ class Run(Generic[R]):
             codec = spec.receives[name]
         await self._post("message", name, codec.dumps(value))
 
-    async def cancel(self, reason: str = "", *, force: bool = False) -> Literal["requested", "cancelled", "completed", "failed"]:
+    async def cancel(
+        self, reason: str = "", *, force: bool = False
+    ) -> Literal["requested", "cancelled", "completed", "failed"]:
         """Ask the run to stop, and say what became of that: it had ended already as ..., or the request is recorded.
 
         The workflow sees asyncio.CancelledError at its next await and may clean up. `force` ends it without running any
@@ -196,7 +199,7 @@ class Run(Generic[R]):
         try:
             await self._post("cancel", "", msgspec.json.encode(mail.ControlLetter(reason=reason, force=force)))
         except RunFinishedError:
-            return cast(Any, str(await self.status()))
+            return cast('Literal["cancelled", "completed", "failed"]', str(await self.status()))
         return "requested"
 
     async def pause(self, by: str = "") -> None:
@@ -223,7 +226,9 @@ class Run(Generic[R]):
         if choice not in {"retry", "value", "fail"}:
             raise UsageError(f"unblock({choice!r}): 'retry', 'value' or 'fail'")
         raw = _PLAIN.dumps(value).decode() if choice == "value" else None
-        await self._post("unblock", "", msgspec.json.encode(mail.ControlLetter(reason, by, False, choice, raw, call or "")))
+        await self._post(
+            "unblock", "", msgspec.json.encode(mail.ControlLetter(reason, by, False, choice, raw, call or ""))
+        )
 
     async def history(self) -> list[HistoryEvent]:
         """The run's whole history, readable."""
@@ -234,7 +239,9 @@ class Run(Generic[R]):
         return [_readable(store, rid, row) for row in store.load(rid, from_seq=0).rows]
 
     async def _post(self, kind: str, key: str, body: bytes) -> None:
-        outcome = await self._client._write(mail.letter(self.id, kind, key=key, body=body, now=self._client._clock.now()))
+        outcome = await self._client._write(
+            mail.letter(self.id, kind, key=key, body=body, now=self._client._clock.now())
+        )
         self._client._mailed()
         if isinstance(outcome, Ended):
             raise RunFinishedError(f"run {self.id} has {outcome.status}: it takes no {kind} any more")
@@ -261,7 +268,9 @@ class Client:
 
     _polls = True
 
-    def __init__(self, store: str | Store | None = None, *, workflows: Iterable[Any] = (), clock: Clock | None = None) -> None:
+    def __init__(
+        self, store: str | Store | None = None, *, workflows: Iterable[Any] = (), clock: Clock | None = None
+    ) -> None:
         self._given = store
         self._clock: Clock = clock or SystemClock()
         self._workflows = _by_key(workflows)
@@ -319,8 +328,12 @@ class Client:
 
     async def _attach(self, info: RunInfo, new: NewRun, spec: WorkflowSpec) -> Run[Any]:
         if (info.workflow, info.input_digest) != (new.workflow, new.input_digest):
-            other = f"{info.workflow} version {info.version}" + (" with another input" if info.workflow == new.workflow else "")
-            raise RunConflictError(f"run id {info.run_id!r} belongs to {other}: choose another id; that run is unharmed")
+            other = f"{info.workflow} version {info.version}" + (
+                " with another input" if info.workflow == new.workflow else ""
+            )
+            raise RunConflictError(
+                f"run id {info.run_id!r} belongs to {other}: choose another id; that run is unharmed"
+            )
         return Run(self, info, spec, "finished earlier" if info.status.is_final else "attached")
 
     async def get(self, id: str) -> Run[Any]:
@@ -367,13 +380,17 @@ class Client:
     @property
     def _store(self) -> Store:
         if self._open is None:
-            raise UsageError(f"this {type(self).__name__} is not open: use it as `async with {type(self).__name__}(...) as ...:`")
+            raise UsageError(
+                f"this {type(self).__name__} is not open: use it as `async with {type(self).__name__}(...) as ...:`"
+            )
         return self._open
 
     @property
     def _endings(self) -> Endings:
         if self._endings_open is None:
-            raise UsageError(f"this {type(self).__name__} is not open: use it as `async with {type(self).__name__}(...) as ...:`")
+            raise UsageError(
+                f"this {type(self).__name__} is not open: use it as `async with {type(self).__name__}(...) as ...:`"
+            )
         return self._endings_open
 
     async def _read(self, function: Callable[[], R]) -> R:
@@ -421,10 +438,10 @@ def _by_key(workflows: Iterable[Any]) -> dict[tuple[str, int], WorkflowSpec]:
     return known
 
 
-def _checked_id(id: str | None) -> str:
+def _checked_id(id: Any) -> str:
     if id is None:
         return str(uuid.uuid4())
-    if not isinstance(id, str) or not id.strip() or len(id) > 500:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not isinstance(id, str) or not id.strip() or len(id) > 500:
         raise UsageError(f"run id {id!r}: a text of 1 to 500 characters")
     return id
 
@@ -467,8 +484,14 @@ def _payload(store: Store, rid: int, row: Row, slot: Literal["input", "output"])
 
 def _readable(store: Store, rid: int, row: Row) -> HistoryEvent:
     event = e.decode(row.envelope)
-    values = [None if raw is None else msgspec.json.decode(raw) for raw in (_payload(store, rid, row, s) for s in ("input", "output"))]
-    return HistoryEvent(row.seq, when(row.at), row.kind, event, *values, row.hash.hex())
+    raw_in, raw_out = _payload(store, rid, row, "input"), _payload(store, rid, row, "output")
+    return HistoryEvent(
+        row.seq, when(row.at), row.kind, event, _plain(raw_in), _plain(raw_out), row.hash.hex()
+    )
 
 
-__all__ = ["Client", "HistoryEvent", "Letter", "Run", "RunSummary", "digest"]
+def _plain(raw: bytes | None) -> Any:
+    return None if raw is None else msgspec.json.decode(raw)
+
+
+__all__ = ["Client", "HistoryEvent", "Run", "RunSummary"]

@@ -68,7 +68,12 @@ def uuid4() -> _uuid.UUID:
 
 
 async def sleep(
-    duration: timedelta | float | None = None, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0
+    duration: timedelta | float | None = None,
+    *,
+    days: float = 0,
+    hours: float = 0,
+    minutes: float = 0,
+    seconds: float = 0,
 ) -> None:
     """Wait: `sleep(30)`, `sleep(days=2)`. In a workflow a durable timer, not a process that waits; its deadline is
     absolute and survives restarts.
@@ -79,7 +84,9 @@ async def sleep(
     if execution is not None:
         await execution.sleep(length)
     elif ATTEMPT.get() is not None:
-        raise UsageError("perdure.sleep() inside the body of a step: use asyncio.sleep() there, a step is not durable within")
+        raise UsageError(
+            "perdure.sleep() inside the body of a step: use asyncio.sleep() there, a step is not durable within"
+        )
     else:
         await asyncio.sleep(length)
 
@@ -139,7 +146,9 @@ async def start(call: Call[R], *, id: str | None = None, on_cancel: OnCancel = "
     execution = _execution("start")
     spec = call.of.spec
     if not isinstance(spec, WorkflowSpec):
-        raise UsageError(f"perdure.start({call.of.name}.call(...)): {call.of.name} is a step; await it, or make a task of it")
+        raise UsageError(
+            f"perdure.start({call.of.name}.call(...)): {call.of.name} is a step; await it, or make a task of it"
+        )
     if on_cancel not in {"wait", "abandon"}:
         raise UsageError(f"perdure.start(on_cancel={on_cancel!r}): 'wait' or 'abandon'")
     return Child(execution.ask_child(spec, call.args, call.kwargs, run_id=id, on_cancel=on_cancel))
@@ -185,7 +194,9 @@ def current_run() -> CurrentRun:
     execution = _execution("current_run")
     started = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=execution.beginning.at)
     spec = execution.spec
-    return CurrentRun(execution.run_id, spec.name, spec.version, execution.beginning.chapter, started, execution.is_replaying)
+    return CurrentRun(
+        execution.run_id, spec.name, spec.version, execution.beginning.chapter, started, execution.is_replaying
+    )
 
 
 # ── foreign code ────────────────────────────────────────────────────────────────────────────
@@ -198,7 +209,9 @@ class Section:
         self.name = name
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        raise UsageError(f"perdure.section({self.name!r}): write `await perdure.section({self.name!r}).run(function, ...)`")
+        raise UsageError(
+            f"perdure.section({self.name!r}): write `await perdure.section({self.name!r}).run(function, ...)`"
+        )
 
     async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Host `function(*args)`: a `def` in a thread of its own, an `async def` on the program's loop. After a crash it
@@ -262,7 +275,7 @@ def use(type: type[T]) -> T:
 class _ReplayAware(logging.LoggerAdapter[logging.Logger]):
     """Silent while a workflow's code is only being brought back to where it stood."""
 
-    def isEnabledFor(self, level: int) -> bool:
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802
         execution = execution_here()
         if execution is not None and (execution.is_replaying or execution.is_closing):
             return False

@@ -96,7 +96,9 @@ class Runtime(Client):
             self._host_open = None
             if self.unfinished:
                 shown = ", ".join(self.unfinished[:10]) + (", ..." if len(self.unfinished) > 10 else "")
-                log.warning("leaving with %d unfinished run(s): %s; any worker goes on with them", len(self.unfinished), shown)
+                log.warning(
+                    "leaving with %d unfinished run(s): %s; any worker goes on with them", len(self.unfinished), shown
+                )
         await super().__aexit__(*error)
 
     async def drain(self, *, max_seconds: timedelta | float | None = None) -> int:
@@ -134,7 +136,9 @@ class Runtime(Client):
     def _owner(self, spec: WorkflowSpec) -> str | None:
         if self._catalog.get(spec.key) is None:
             known = ", ".join(sorted(s.label for s in self._workflows.values())) or "none"
-            raise UsageError(f"this Runtime does not execute {spec.label}: add it to Runtime(workflows=[...]) (has: {known})")
+            raise UsageError(
+                f"this Runtime does not execute {spec.label}: add it to Runtime(workflows=[...]) (has: {known})"
+            )
         host = self._host
         return host.worker if len(host.turns.live) < self._options.runs_max else None
 

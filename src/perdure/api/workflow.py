@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
-from perdure.api.calls import Call, Callable_, same_signature
+from perdure.api.calls import Call, DurableFunction, same_signature
 from perdure.api.declaration import check_step, check_workflow
 from perdure.codec import arguments_codec_for, codec_for
 from perdure.engine.execution import Execution
@@ -18,8 +18,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Step(Callable_[P, R], Generic[P, R]):
+class Step(DurableFunction[P, R], Generic[P, R]):
     """An `async def` step. Awaited in a workflow it is recorded; elsewhere it is the plain function."""
+
+    spec: StepSpec
 
     def __init__(self, spec: StepSpec) -> None:
         self.spec = spec
@@ -39,8 +41,10 @@ class Step(Callable_[P, R], Generic[P, R]):
         return journal.step(self.spec, args, kwargs)  # type: ignore[no-any-return]
 
 
-class SyncStep(Callable_[P, R], Generic[P, R]):
+class SyncStep(DurableFunction[P, R], Generic[P, R]):
     """A `def` step. In a `def` workflow it is called as usual; in an async one awaited as `await add.call(1, 2)`."""
+
+    spec: StepSpec
 
     def __init__(self, spec: StepSpec) -> None:
         self.spec = spec
@@ -60,8 +64,10 @@ class SyncStep(Callable_[P, R], Generic[P, R]):
         return journal.step(self.spec, args, kwargs)  # type: ignore[no-any-return]
 
 
-class Workflow(Callable_[P, R], Generic[P, R]):
+class Workflow(DurableFunction[P, R], Generic[P, R]):
     """An `async def` workflow. Awaited in another workflow it is a child run; outside of any run the plain function."""
+
+    spec: WorkflowSpec
 
     def __init__(self, spec: WorkflowSpec) -> None:
         self.spec = spec
@@ -81,8 +87,10 @@ class Workflow(Callable_[P, R], Generic[P, R]):
         return journal.child(self.spec, args, kwargs)  # type: ignore[no-any-return]
 
 
-class SyncWorkflow(Callable_[P, R], Generic[P, R]):
+class SyncWorkflow(DurableFunction[P, R], Generic[P, R]):
     """A `def` workflow: it runs in a thread, its calls answered from a journal."""
+
+    spec: WorkflowSpec
 
     def __init__(self, spec: WorkflowSpec) -> None:
         self.spec = spec
@@ -113,7 +121,7 @@ class _StepDecorator:
         self._options = options
 
     @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, R]: ...
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, R]: ...  # type: ignore[overload-overlap]
     @overload
     def __call__(self, function: Callable[P, R], /) -> SyncStep[P, R]: ...
     def __call__(self, function: Callable[..., Any], /) -> Any:
@@ -121,7 +129,7 @@ class _StepDecorator:
 
 
 @overload
-def step(function: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, R]: ...
+def step(function: Callable[P, Coroutine[Any, Any, R]], /) -> Step[P, R]: ...  # type: ignore[overload-overlap]
 @overload
 def step(function: Callable[P, R], /) -> SyncStep[P, R]: ...
 @overload
@@ -193,7 +201,7 @@ class _WorkflowDecorator:
         self._options = options
 
     @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...  # type: ignore[overload-overlap]
     @overload
     def __call__(self, function: Callable[P, R], /) -> SyncWorkflow[P, R]: ...
     def __call__(self, function: Callable[..., Any], /) -> Any:
@@ -201,7 +209,7 @@ class _WorkflowDecorator:
 
 
 @overload
-def workflow(function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+def workflow(function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...  # type: ignore[overload-overlap]
 @overload
 def workflow(function: Callable[P, R], /) -> SyncWorkflow[P, R]: ...
 @overload
@@ -232,13 +240,13 @@ def _make_workflow(
     function: Callable[..., Any],
     *,
     name: str | None = None,
-    version: int = 1,
+    version: Any = 1,
     receives: Mapping[str, Any] | None = None,
     raises: Iterable[type[BaseException]] = (),
     replays: Iterable[int] = (),
 ) -> Any:
     check_workflow(function, lambda value: isinstance(value, Durable))
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         raise DeclarationError(f"workflow(version={version!r}): a whole number from 1 on")
     is_async = inspect.iscoroutinefunction(function)
     arguments = arguments_codec_for(function)

@@ -134,11 +134,13 @@ class WaitingSet(msgspec.Struct, frozen=True):
 
 
 class Recorded(NamedTuple):
-    """What the history says about a call that the code has not made again yet."""
+    """What the history says about a call that the code has not made again yet. `digest` is what its arguments are
+    compared by; `stored` their address, if they are kept."""
 
     name: str
     kind: str
     digest: bytes | None
+    stored: bytes | None = None
 
 
 class Attempts(NamedTuple):

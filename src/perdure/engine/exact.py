@@ -87,7 +87,8 @@ def uninstall() -> None:
 
 
 def _replace(new_as_completed: Any, new_wait_for: Any, new_hash: Any) -> None:
-    for module in (asyncio, asyncio_tasks):
-        module.as_completed = new_as_completed  # type: ignore[assignment]
-        module.wait_for = new_wait_for  # type: ignore[assignment]
+    modules: tuple[Any, ...] = (asyncio, asyncio_tasks)
+    for module in modules:
+        module.as_completed = new_as_completed
+        module.wait_for = new_wait_for
     _GatheringFuture.__hash__ = new_hash

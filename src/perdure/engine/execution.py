@@ -37,12 +37,10 @@ from perdure.engine.calls import (
     SleepAsk,
     StepAsk,
     Waiting,
-    WaitingSet,
 )
 from perdure.engine.loop import DeterministicLoop, LoopTask, StuckTurn
 from perdure.errors import (
     DecodeError,
-    DivergedError,
     FencedError,
     GuardError,
     PerdureError,
@@ -140,10 +138,10 @@ class Known(msgspec.Struct):
         match event:
             case e.StepCompleted() | e.StepFailed() | e.StepStarted():
                 if event.key not in self.recorded:
-                    self.recorded[event.key] = Recorded(event.name, "step", event.view or event.input)
+                    self.recorded[event.key] = _recorded_step(event)
             case e.AttemptFailed():
                 if not event.is_in_section:
-                    self.recorded.setdefault(event.key, Recorded(event.name, "step", event.view or event.input))
+                    self.recorded.setdefault(event.key, _recorded_step(event))
                 self.attempts[event.key] = _failed_once_more(self.attempts.get(event.key, Attempts()), event)
             case e.Heartbeat():
                 self.attempts[event.key] = self.attempts.get(event.key, Attempts())._replace(details=output)
@@ -162,6 +160,10 @@ class Known(msgspec.Struct):
                 pass
 
 
+def _recorded_step(event: e.StepStarted | e.StepCompleted | e.StepFailed | e.AttemptFailed) -> Recorded:
+    return Recorded(event.name, "step", event.view or event.input, event.input if event.kept else None)
+
+
 def _failed_once_more(before: Attempts, event: e.AttemptFailed) -> Attempts:
     return before._replace(failed=event.attempt, retry_at=event.retry_at, first_at=event.first_at)
 
@@ -172,6 +174,7 @@ class Execution:
     __slots__ = (
         "_loose_randoms", "_refusals", "_root", "beginning", "cancel_carried", "cancelled", "children", "commands",
         "compare_all_inputs", "ending", "expected", "failure", "handed", "holding", "is_closing", "is_replaying",
+        "last_large",
         "is_unwinding", "known", "log", "loop", "mailbox", "memo", "notes", "now_us", "on_interruption", "open",
         "outcomes_left", "receivers", "run_id", "same_manifest", "spec", "state",
     )  # fmt: skip
@@ -203,6 +206,7 @@ class Execution:
         self.now_us = beginning.at
         self.loop.move_time(beginning.at / MICROSECONDS)
         self.memo = Memo()
+        self.last_large: tuple[bytes, bytes | None] = (b"", None)
         self.open: dict[Key, Ask] = {}
         self.holding: set[Key] = set()
         self.cancelled: set[Key] = set()
@@ -244,7 +248,9 @@ class Execution:
     async def _main(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.spec.is_async:
             return await self.spec.function(*args, **kwargs)
-        return await self.ask_section(self.spec.name, self.spec.function, args, kwargs, self.spec.result, is_async=False)
+        return await self.ask_section(
+            self.spec.name, self.spec.function, args, kwargs, self.spec.result, is_async=False
+        )
 
     def deliver(self, event: e.Event, at: int, output: bytes | None = None) -> None:
         """Hand one event to the code and let it run dry. Events that are no outcomes only move nothing."""
@@ -368,7 +374,9 @@ class Execution:
     def _let_go(self) -> None:
         """Nobody waits for the calls still open: steps are cancelled and fenced, children told, unless abandoned.
 
-        An abandoned child that is not started yet stays open: the end of this run has to start it first."""
+        Timers are dropped: what their callbacks would begin comes after the end. An abandoned child that is not started
+        yet stays open: the end of this run has to start it first."""
+        self.loop.drop_timers()
         for ask in list(self.open.values()):
             if not _is_abandoned(ask):
                 ask.future.cancel()
@@ -419,9 +427,18 @@ class Execution:
     def finish_replay(self) -> None:
         """All recorded events are delivered: whatever is recorded must have been asked for again."""
         self.is_replaying = False
+        self._remember_last_large()
         self.commands = [c for c in self.commands if self._is_still_to_do(c)]
         if self.failure is None and self.ending is None:
             self._check_claims()
+
+    def _remember_last_large(self) -> None:
+        """What follows is likely to be the last large input with a little more: have the memo know what is stored."""
+        raw, stored = self.last_large
+        packed = pack(raw, self.memo) if stored is not None else None
+        if packed is not None and packed.digest == stored:
+            self.memo.committed(packed)
+        self.last_large = (b"", None)
 
     def _is_still_to_do(self, command: Command) -> bool:
         if isinstance(command, Cancelled):
@@ -506,7 +523,7 @@ class Execution:
         if self.is_closing:
             return self._refuse()
         raw = spec.arguments.dumps(args, kwargs)
-        task, key, use = self._identify(spec.name)
+        _, key, use = self._identify(spec.name)
         ask = StepAsk(key, spec.name, use, self._future())
         ask.spec, ask.input, ask.packed = spec, raw, None
         ask.view = _view(spec, raw, args, kwargs)
@@ -527,9 +544,10 @@ class Execution:
         raw, spec = ask.input, ask.spec
         is_large = len(raw) > INPUT_COMPARED_ON_REPLAY_BYTES_MAX
         if recorded.digest is None or (is_large and self.same_manifest and not self.compare_all_inputs):
+            self.last_large = (raw, recorded.stored)
             return True
         packed = ask.packed = pack(raw, self.memo)
-        if packed.blobs:
+        if packed.blobs and packed.digest == recorded.stored:
             self.memo.committed(packed)
         if (ask.view or packed.digest) == recorded.digest:
             return True
@@ -574,7 +592,7 @@ class Execution:
         if self.is_closing:
             return ChildAsk(NO_KEY, spec.name, 0, self._refuse())
         raw = spec.arguments.dumps(args, kwargs)
-        task, key, use = self._identify(spec.name)
+        _, key, use = self._identify(spec.name)
         ask = ChildAsk(key, spec.name, use, self._future())
         ask.spec, ask.input, ask.packed, ask.on_cancel = spec, raw, pack(raw, self.memo), on_cancel
         ask.is_started = key in self.known.children
@@ -612,7 +630,9 @@ class Execution:
         if self.is_closing:
             await self._refuse()
         if not 0 <= seconds <= SECONDS_MAX:
-            raise UsageError(f"perdure.sleep({seconds!r}): a length between 0 and 100 years, in seconds or as timedelta")
+            raise UsageError(
+                f"perdure.sleep({seconds!r}): a length between 0 and 100 years, in seconds or as timedelta"
+            )
         _, key, use = self._identify("sleep")
         ask = SleepAsk(key, "sleep", use, self._future())
         ask.length = round(seconds * MICROSECONDS)
@@ -790,7 +810,9 @@ class Execution:
         if not self.loop.is_closed():
             left = self._unwind()
             if left:
-                self.log(f"run {self.run_id}: {len(left)} task(s) would not end when it left memory: {where.describe(left)}")
+                self.log(
+                    f"run {self.run_id}: {len(left)} task(s) would not end when it left memory: {where.describe(left)}"
+                )
                 _keep(left)
             self.loop.close()
             self._root = None

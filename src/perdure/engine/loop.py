@@ -65,7 +65,12 @@ class LoopHandle:
     __slots__ = ("_when", "args", "callback", "context", "is_local", "is_off", "ordinal")
 
     def __init__(
-        self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context, when: float, ordinal: int
+        self,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        context: contextvars.Context,
+        when: float,
+        ordinal: int,
     ) -> None:
         self.callback: Callable[..., Any] | None = callback
         self.args = args
@@ -96,7 +101,10 @@ class StuckTurn(BaseException):
     """So many callbacks ran without one durable call that the code must be spinning."""
 
 
-class DeterministicLoop(asyncio.AbstractEventLoop):
+_AbstractLoop: Any = asyncio.AbstractEventLoop  # its methods that we do not define say NotImplementedError, as they should
+
+
+class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
     """One run's loop. Everything that happens on it is a function of what is delivered to it, and in which order."""
 
     __slots__ = (
@@ -205,6 +213,10 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
         if not handle.is_off:
             self._ready.append(handle)
 
+    def drop_timers(self) -> None:
+        """No timer that is armed now fires any more."""
+        self._timers.clear()
+
     def next_deadline(self) -> float | None:
         """When the earliest timer is due that may fire by itself; None if there is none.
 
@@ -264,9 +276,7 @@ class DeterministicLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self._now
 
-    def call_soon(
-        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
-    ) -> Any:
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> Any:
         handle = LoopHandle(callback, args, context or contextvars.copy_context(), 0.0, 0)
         self._ready.append(handle)
         return handle

@@ -36,10 +36,18 @@ def frames_of(task: Any) -> Iterator[FrameType]:
     """The frames of a suspended task, outermost first, along its chain of awaits."""
     awaited = task.get_coro()
     while awaited is not None:
-        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None) or getattr(awaited, "gi_frame", None)
+        frame = (
+            getattr(awaited, "cr_frame", None)
+            or getattr(awaited, "ag_frame", None)
+            or getattr(awaited, "gi_frame", None)
+        )
         if frame is not None:
             yield frame
-        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None) or getattr(awaited, "gi_yieldfrom", None)
+        awaited = (
+            getattr(awaited, "cr_await", None)
+            or getattr(awaited, "ag_await", None)
+            or getattr(awaited, "gi_yieldfrom", None)
+        )
 
 
 def describe(tasks: Iterable[Any], tasks_shown_max: int = 5) -> str:

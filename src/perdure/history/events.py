@@ -7,8 +7,8 @@ be erased later and the chain still holds. `input` and `output` are those digest
 A call is named by `task` (the path of the task that made it: "0" is the workflow itself, "0.2" its second child task)
 and `n` (the how-many-eth call of that task). `name` and `use` (the n-th use of that name in that task) make it
 readable: `0.2/search#3`. Calls of foreign code belong to a lane of their section: `0:3/main` is the main lane of the
-section that is call 3 of task 0; they are no outcomes for the workflow's code. `view` is the digest of what of the arguments counts, where a step declares that; `kept` is
-False where only the digest of the arguments is recorded.
+section that is call 3 of task 0; they are no outcomes for the workflow's code. `view` is the digest of what
+of the arguments counts, where a step declares that; `kept` is False where only the digest of the arguments is recorded.
 """
 
 from __future__ import annotations

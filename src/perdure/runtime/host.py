@@ -62,7 +62,9 @@ def catalog_of(workflows: Mapping[tuple[str, int], WorkflowSpec]) -> dict[tuple[
 class Host:
     """One worker in one process, on the loop that it was opened on."""
 
-    def __init__(self, store: Store, clock: Clock, workflows: Mapping[tuple[str, int], WorkflowSpec], options: Options) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, workflows: Mapping[tuple[str, int], WorkflowSpec], options: Options
+    ) -> None:
         self.worker = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.store = store
         self.clock = clock
@@ -186,7 +188,9 @@ class Host:
         """Somebody declared this worker dead (its lease had run out): what it held belongs to others now."""
         if self._is_closed:
             return
-        log.warning("worker %s was declared dead by another one; its %d run(s) are dropped", self.worker, len(self.turns.live))
+        log.warning(
+            "worker %s was declared dead by another one; its %d run(s) are dropped", self.worker, len(self.turns.live)
+        )
         for live in list(self.turns.live.values()):
             self.turns.forget(live)
         names = sorted(f"{name}/{version}" for name, version in self.known)
@@ -219,8 +223,10 @@ class Host:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing is under way: what is left only waits."""
-        return self.writer.is_idle and not self._kick_is_scheduled and all(
-            self.turns.may_leave(live) for live in self.turns.live.values()
+        return (
+            self.writer.is_idle
+            and not self._kick_is_scheduled
+            and all(self.turns.may_leave(live) for live in self.turns.live.values())
         )
 
     async def close(self) -> list[str]:

@@ -59,14 +59,21 @@ def new_run(
 
 
 def fresh(
-    info: RunInfo, new: NewRun, input_raw: bytes, catalog: Mapping[tuple[str, int], WorkflowSpec], *, log: Callable[[str], None]
+    info: RunInfo,
+    new: NewRun,
+    input_raw: bytes,
+    catalog: Mapping[tuple[str, int], WorkflowSpec],
+    *,
+    log: Callable[[str], None],
 ) -> LiveRun:
     """A run that has just been created here; nothing is to be replayed."""
     row = new.rows[0]
     started = e.decode(row.envelope)
     if not isinstance(started, e.RunStarted):
         raise HistoryCorruptError(f"run {new.run_id} begins with {row.kind}")
-    execution = Execution(catalog[info.workflow, info.version], info.run_id, Beginning(started.seed, input_raw, row.at), log=log)
+    execution = Execution(
+        catalog[info.workflow, info.version], info.run_id, Beginning(started.seed, input_raw, row.at), log=log
+    )
     return LiveRun(info, execution, length=1, head=row.hash, last_at=row.at)
 
 

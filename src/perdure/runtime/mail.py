@@ -60,7 +60,8 @@ def ending(status: Status, raw: bytes) -> bytes:
 
 def child_key(ask: Any) -> str:
     """The key under which a child's ending comes back."""
-    return msgspec.json.encode(ChildKey(*ask.key, ask.name, ask.use, ask.run_id)).decode()
+    task, n = ask.key
+    return msgspec.json.encode(ChildKey(task, n, ask.name, ask.use, ask.run_id)).decode()
 
 
 def take(turns: Turns, live: LiveRun, mail: Mail) -> None:
@@ -68,7 +69,9 @@ def take(turns: Turns, live: LiveRun, mail: Mail) -> None:
     match mail.kind:
         case "message":
             packed = pack(mail.body, live.execution.memo)
-            live.record(e.MessageArrived(mail.key, packed.digest, mail.sent_at), raw=mail.body, output=packed, delivers=True)
+            live.record(
+                e.MessageArrived(mail.key, packed.digest, mail.sent_at), raw=mail.body, output=packed, delivers=True
+            )
         case "child":
             _take_child(live, mail)
         case "cancel":

@@ -36,7 +36,10 @@ _PLAIN = codec_for(Any)
 class Flight:
     """A step under way."""
 
-    __slots__ = ("airborne", "ask", "beat_at", "deadline", "details", "first_at", "is_over", "is_start_recorded", "live", "number", "performer", "started_at", "task")  # fmt: skip
+    __slots__ = (
+        "airborne", "ask", "beat_at", "deadline", "details", "first_at", "is_over", "is_start_recorded", "live", "number",
+        "performer", "started_at", "task",
+    )  # fmt: skip
 
     def __init__(self, performer: Performer, live: LiveRun, ask: StepAsk, before: Attempts, now: int) -> None:
         self.performer = performer
@@ -65,7 +68,13 @@ class Flight:
         """The event that says that this step is under way."""
         ask = self.ask
         started = e.StepStarted(
-            *ask.key, ask.name, ask.use, ask.packed.digest if ask.packed else None, ask.view, ask.spec.record_input, self.number
+            *ask.key,
+            ask.name,
+            ask.use,
+            ask.packed.digest if ask.packed else None,
+            ask.view,
+            ask.spec.record_input,
+            self.number,
         )
         return Entry(started, ask.packed if ask.spec.record_input else None)
 
@@ -100,7 +109,9 @@ class Performer:
     def start(self, live: LiveRun, ask: StepAsk) -> None:
         """Perform a step, going on with the attempt after the last recorded one."""
         now = self._clock.now()
-        before = live.execution.known.attempts.get(ask.key, _NO_ATTEMPTS) if live.execution.known.attempts else _NO_ATTEMPTS
+        before = (
+            live.execution.known.attempts.get(ask.key, _NO_ATTEMPTS) if live.execution.known.attempts else _NO_ATTEMPTS
+        )
         flight = live.flights[ask.key] = Flight(self, live, ask, before, now)
         if before.retry_at > now:
             self._clock.wake_at(before.retry_at, lambda: self._enqueue(flight))
@@ -166,7 +177,9 @@ class Performer:
             args, kwargs = ask.spec.arguments.loads(ask.input)
             ATTEMPT.set(flight)
             inside = contextvars.copy_context()
-            value = await self._loop.run_in_executor(self._threads, lambda: inside.run(ask.spec.function, *args, **kwargs))
+            value = await self._loop.run_in_executor(
+                self._threads, lambda: inside.run(ask.spec.function, *args, **kwargs)
+            )
         except asyncio.CancelledError:
             self._was_cancelled(flight, number)
         except (KeyboardInterrupt, SystemExit):

@@ -44,7 +44,13 @@ UNWIND_SECONDS = 10.0
 HELD_LOOK_SECONDS = 0.25
 HELD_TASKS_SECONDS = 5.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_WAITING_MODULES = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py", "/concurrent/futures/thread.py", "/selectors.py")
+_WAITING_MODULES = (
+    "/threading.py",
+    "/queue.py",
+    "/concurrent/futures/_base.py",
+    "/concurrent/futures/thread.py",
+    "/selectors.py",
+)
 
 
 class Unwound(BaseException):
@@ -67,8 +73,9 @@ class Record(NamedTuple):
 class Request:
     """What foreign code asks for. `future` is answered on the host loop and waited for wherever the code runs."""
 
-    def __init__(self, lane: str, name: str, digest: bytes | None, perform: Callable[[Request], None]) -> None:
-        self.lane, self.name, self.digest, self.perform = lane, name, digest, perform
+    def __init__(self, lane: str, name: str, arguments: bytes | None, perform: Callable[[Request], None]) -> None:
+        self.lane, self.name, self.arguments, self.perform = lane, name, arguments, perform
+        self.digest: bytes | None = None
         self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self.key: Key = ("", 0)
         self.record: Record | None = None
@@ -134,6 +141,9 @@ class Journal:
             request.future.set_exception(Unwound("this section is over"))
             return
         self.last_activity = request.asked_at = self._loop.time()
+        if request.arguments is not None:  # here and not where it was asked: the memo belongs to this thread
+            request.packed = pack(request.arguments, self.live.execution.memo)
+            request.digest = request.packed.digest
         self.participants[request.who] = self.participants.get(request.who, 0) + 1
         record = self._match(request)
         if record is None and self.unused:
@@ -271,42 +281,38 @@ class Journal:
         return self._step_request(spec, raw)
 
     def _step_request(self, spec: StepSpec, raw: bytes) -> Request:
-        packed = pack(raw, self.live.execution.memo)
-
         def perform(request: Request) -> None:
             if request.key not in self.live.blocked_calls:
-                self._turns.performer.start(self.live, self._as_ask(request, spec, raw, packed))
+                self._turns.performer.start(self.live, self._as_ask(request, spec, raw))
 
-        request = Request(LANE.get(), spec.name, packed.digest, perform)
-        request.packed = packed
+        request = Request(LANE.get(), spec.name, raw, perform)
         request.load = _load_with(spec.result, spec.raises)
         return request
 
-    def _as_ask(self, request: Request, spec: StepSpec, raw: bytes, packed: Any) -> StepAsk:
+    def _as_ask(self, request: Request, spec: StepSpec, raw: bytes) -> StepAsk:
         ask = StepAsk(request.key, spec.name, request.key[1] + 1, _unused_future(self.live))
-        ask.spec, ask.input, ask.packed, ask.view = spec, raw, packed, None
+        ask.spec, ask.input, ask.packed, ask.view = spec, raw, request.packed, None
         ask.is_recorded = request.record is not None
         return ask
 
     def _child(self, spec: WorkflowSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
-        packed = pack(spec.arguments.dumps(args, kwargs), self.live.execution.memo)
         raw = spec.arguments.dumps(args, kwargs)
 
         def perform(request: Request) -> None:
             ask = ChildAsk(request.key, spec.name, request.key[1] + 1, _unused_future(self.live))
-            ask.spec, ask.input, ask.packed, ask.on_cancel = spec, raw, packed, "wait"
+            ask.spec, ask.input, ask.packed, ask.on_cancel = spec, raw, request.packed, "wait"
             ask.is_started = False
             ask.run_id = f"{self.live.run_id}/{request.key[0].replace('/', '.')}.{spec.name}.{request.key[1]}"
             request.is_wait = True
             self._turns.start_child(self.live, ask)
 
-        request = Request(LANE.get(), spec.name, packed.digest, perform)
+        request = Request(LANE.get(), spec.name, raw, perform)
         request.load = _load_with(spec.result, spec.raises)
         return request
 
     def sleep(self, length: float) -> Request:
         """A durable wait."""
-        return self._waiting("sleep", length, lambda request: None)
+        return self._waiting("sleep", length)
 
     def receive(self, name: str, codec: ValueCodec, within: float | None) -> Request:
         """The next message of this name."""
@@ -324,10 +330,12 @@ class Journal:
                 self._turns.clock.wake_at(request.deadline, lambda: self._time_out(request))
 
         request = Request(LANE.get(), f"receive:{name}", None, perform)
-        request.load = lambda event, raw: codec.loads(raw or b"null") if isinstance(event, e.SectionReceived) else _fail(raw)
+        request.load = lambda event, raw: (
+            codec.loads(raw or b"null") if isinstance(event, e.SectionReceived) else _fail(raw)
+        )
         return request
 
-    def _waiting(self, name: str, length: float, load: Callable[[Request], Any]) -> Request:
+    def _waiting(self, name: str, length: float) -> Request:
         def perform(request: Request) -> None:
             request.is_wait = True
             if request.deadline is None:
@@ -335,8 +343,7 @@ class Journal:
                 return
             self._turns.clock.wake_at(request.deadline, lambda: self._wake(request))
 
-        request = Request(LANE.get(), name, None, perform)
-        return request
+        return Request(LANE.get(), name, None, perform)
 
     def _record_deadline(self, request: Request, length: float) -> None:
         request.deadline = self._turns.clock.now() + round(length * MICROSECONDS)
@@ -365,26 +372,25 @@ class Journal:
         seed = self.live.execution.beginning.seed
         return sha256(f"{seed}:{self.section}:{lane}:{use}".encode()).digest()
 
-    def call(self, name: str, request: Any, perform: Callable[[], Any], *, retry: Retry | None = None, hint: Any = Any) -> Any:
+    def call(
+        self, name: str, request: Any, perform: Callable[[], Any], *, retry: Retry | None = None, hint: Any = Any
+    ) -> Any:
         """For adapters: record what `perform()` gives for this request (plain JSON), or answer it from the record.
 
         `perform` runs in the calling thread, as the body of a step: what it calls in turn is not recorded."""
         raw = codec_for(Any).dumps(request)
         spec = StepSpec(name=name, function=perform, is_async=False, arguments=_NO_ARGUMENTS, result=codec_for(hint),
                         retry=retry or Retry())  # fmt: skip
-        inner: list[Request] = []
         go: concurrent.futures.Future[int] = concurrent.futures.Future()
 
         def start(wanted: Request) -> None:
             known = self.live.execution.known.attempts.get(wanted.key)
             go.set_result(known.failed if known else 0)
 
-        wanted = Request(LANE.get(), name, pack(raw, self.live.execution.memo).digest, start)
-        wanted.packed = pack(raw, self.live.execution.memo)
+        wanted = Request(LANE.get(), name, raw, start)
         wanted.load = _load_with(spec.result, spec.raises)
         wanted.who = threading.get_ident()
-        wanted.future.add_done_callback(lambda done: go.done() or go.set_result(-1))
-        inner.append(wanted)
+        wanted.future.add_done_callback(lambda done: _answered(go))
         self._loop.call_soon_threadsafe(self.arrive, wanted)
         failed = go.result()
         if failed >= 0:
@@ -408,7 +414,12 @@ class Journal:
             except Exception as error:
                 now = self._turns.clock.now()
                 decision = next_attempt(
-                    spec.retry, attempt=failed, first_at=first_at, now=now, failure=classify(error, now=now), random=random.random()
+                    spec.retry,
+                    attempt=failed,
+                    first_at=first_at,
+                    now=now,
+                    failure=classify(error, now=now),
+                    random=random.random(),
                 )
                 raw = dump_exception(error, spec.raises)
                 if isinstance(decision, Again):
@@ -435,7 +446,9 @@ class Journal:
                 *wanted.key, wanted.name, wanted.key[1] + 1, output=output.digest, attempt=attempt, started_at=started_at,
                 input=None if kept is None else kept.digest, **more,
             )  # fmt: skip
-            self._turns.report(self.live, event, raw=raw, output=output, input=kept, delivers=kind is not e.AttemptFailed)
+            self._turns.report(
+                self.live, event, raw=raw, output=output, input=kept, delivers=kind is not e.AttemptFailed
+            )
 
         self._loop.call_soon_threadsafe(report)
 
@@ -514,9 +527,12 @@ class Sections:
             return
         waits = list(journal.requests.values())
         now = self._loop.time()
-        if waits and not journal.held and all(r.is_wait and now - r.asked_at >= UNWIND_SECONDS for r in waits) and len(
-            journal.participants
-        ) == 1:
+        if (
+            waits
+            and not journal.held
+            and all(r.is_wait and now - r.asked_at >= UNWIND_SECONDS for r in waits)
+            and len(journal.participants) == 1
+        ):
             journal.is_suspended = True
             for request in waits:
                 request.future.set_exception(Unwound("waiting: this thread is given back"))
@@ -650,6 +666,12 @@ def _attempt_of(journal: Journal, wanted: Request, spec: StepSpec, number: int, 
         live.run_id, live.info.workflow, wanted.name, f"{wanted.key[0]}/{wanted.name}", number, spec.retry.max_attempts,
         _EPOCH + timedelta(microseconds=started_at), lambda details: None, lambda hint: None, {},
     )  # fmt: skip
+
+
+def _answered(go: concurrent.futures.Future[int]) -> None:
+    """The record has the answer: nothing is to be performed."""
+    if not go.done():
+        go.set_result(-1)
 
 
 def _nothing() -> None:

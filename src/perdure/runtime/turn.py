@@ -121,7 +121,9 @@ class Turns:
     def admit(self, claim: Claim) -> None:
         """Take a claimed run into memory: load it, replay it, go on."""
         try:
-            live, replay = load.rebuild(claim, self.store, self.catalog, log=log.warning, compare_all=self.compare_all_inputs)
+            live, replay = load.rebuild(
+                claim, self.store, self.catalog, log=log.warning, compare_all=self.compare_all_inputs
+            )
         except HistoryCorruptError as error:
             log.error("run %s cannot be loaded: %s", claim.info.run_id, error)
             return
@@ -176,7 +178,9 @@ class Turns:
             return
         if live.is_in_turn:
             live.deferred.append(
-                lambda: self.report(live, event, raw=raw, output=output, input=input, delivers=delivers, is_lazy=is_lazy)
+                lambda: self.report(
+                    live, event, raw=raw, output=output, input=input, delivers=delivers, is_lazy=is_lazy
+                )
             )
             return
         if is_lazy and self._may_deliver_first(live):
@@ -338,7 +342,13 @@ class Turns:
             return
         if execution.failure is None and execution.ending is None:
             self._perform_all(live)
-            if execution.is_deadlocked and not live.held and not live.has_something_to_write and live.under_way is None and not live.flights:
+            if (
+                execution.is_deadlocked
+                and not live.held
+                and not live.has_something_to_write
+                and live.under_way is None
+                and not live.flights
+            ):
                 execution.block_deadlocked()
         if execution.failure is not None:
             self._park(live, execution.failure.reason, execution.failure.hint)
@@ -457,9 +467,12 @@ class Turns:
         elif isinstance(ask, SectionAsk):
             self.sections.cancel(live, ask.key)
         else:
-            live.letters.append(mail.letter(ask.run_id, "cancel", body=b'{"reason":"the parent cancelled it"}', now=self.clock.now()))
+            live.letters.append(
+                mail.letter(ask.run_id, "cancel", body=b'{"reason":"the parent cancelled it"}', now=self.clock.now())
+            )
             live.then.append(self.on_letters)
-        live.record(e.CallCancelled(*ask.key, ask.name, ask.use))
+        task, n = ask.key
+        live.record(e.CallCancelled(task, n, ask.name, ask.use))
         if live.blocked_calls.pop(ask.key, None) is not None:
             live.record(e.RunUnblocked("cancelled", "", *ask.key))
             live.change = self.parked_change(live)
@@ -571,7 +584,14 @@ class Turns:
 
     def may_leave(self, live: LiveRun) -> bool:
         """Whether nothing is under way that would be lost with the memory."""
-        quiet = not (live.is_in_turn or live.flights or live.under_way or live.has_something_to_write or live.is_leaving or live.then)
+        quiet = not (
+            live.is_in_turn
+            or live.flights
+            or live.under_way
+            or live.has_something_to_write
+            or live.is_leaving
+            or live.then
+        )
         return quiet and not self.sections.is_busy(live) and (live.is_parked or not live.held)
 
     def resume(self, live: LiveRun, by: str) -> None:
@@ -636,7 +656,9 @@ class Turns:
         self.sections.drop(live)
         output = pack(raw, live.execution.memo)
         live.record(event(output.digest), output=None if status is Status.CANCELLED else output)
-        live.change = Change(status=status, reason="", hint="", waiting=b"", release=True, ending=mail.ending(status, raw))
+        live.change = Change(
+            status=status, reason="", hint="", waiting=b"", release=True, ending=mail.ending(status, raw)
+        )
         live.is_leaving = True
         live.then.append(lambda: self._ended(live, Standstill(status, raw=raw)))
         self._mark(live)
