@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import signal
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
 from tests.store.conftest import Spawn, finished, line, tell
 
 from perdure.errors import StoreBusyError
-from perdure.store.protocol import Filter
+from perdure.store.protocol import Filter, Status
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.conformance.base import KNOWN, append, new_run
 
@@ -164,6 +165,37 @@ def test_a_killed_process_gives_its_turn_up(path: str, spawn: Spawn) -> None:
     assert len(store.commit([new_run("r")])) == 1
     assert [info.run_id for info in store.runs(Filter())] == ["r"]
     store.close()
+
+
+def test_workers_that_are_killed_again_and_again_finish_every_run(path: str, spawn: Spawn) -> None:
+    """Every event has one writer, epochs only grow, and whoever was killed had the rest done by others."""
+    store, choice = SqliteStore(path), random.Random(11)
+    store.commit([new_run(f"r{number}") for number in range(30)])
+    workers = [spawn("work", path, f"w{number}", 40) for number in range(3)]
+    for number in range(3, 12):
+        wait_for_events(store, 120 * (number - 2))
+        victim = workers.pop(choice.randrange(len(workers)))
+        victim.kill()
+        workers.append(spawn("work", path, f"w{number}", 40))
+    assert {tuple(finished(worker)) for worker in workers} == {("done",)}
+    handed_over = 0
+    for info in store.runs(Filter()):
+        stored = store.load(info.rid)
+        assert (info.status, info.owner, stored.length) == (Status.COMPLETED, None, 40)
+        writers = [row.envelope.split() for row in stored.rows[1:]]
+        epochs = [int(epoch) for _, epoch in writers]
+        assert epochs == sorted(epochs)
+        assert len({tuple(writer) for writer in writers}) == len(set(epochs))
+        handed_over += len(set(epochs)) > 1
+    assert handed_over > 0
+    store.close()
+    check_file(path)
+
+
+def wait_for_events(store: SqliteStore, count: int) -> None:
+    """Until the workers have written so many, or all are done."""
+    while int(store.stats()["events"]) < count and store.stats()["runs_completed"] != 30:
+        time.sleep(0.005)
 
 
 def test_a_fork_leaves_the_parent_alone_and_proves_nothing_for_it(path: str, spawn: Spawn) -> None:
