@@ -102,19 +102,19 @@ class Runtime(Client):
         await super().__aexit__(*error)
 
     async def drain(self, *, max_seconds: timedelta | float | None = None) -> int:
-        """Do all that is due and come back when what is left only waits, or after `max_seconds`. Returns how many runs
-        are still in memory then; for serverless functions, cron and tests."""
+        """Do all that is due and come back when what is left only waits, and is written so, or after `max_seconds`.
+        Returns how many runs still have something under way then; for serverless functions, cron and tests."""
         host = self._host
         limit = None if max_seconds is None else seconds(max_seconds, what="max_seconds")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 host.kick()
                 await asyncio.sleep(0)
-                while not host.is_quiet:
+                while host.turns.live or not host.is_quiet:
+                    if host.is_quiet:
+                        host.release_idle()
                     await asyncio.sleep(0.001)
-        left = len(host.turns.live)
-        host.release_idle()
-        return left
+        return len(host.turns.live)
 
     def executes(self, workflow: str, version: int) -> bool:
         """Whether runs of this workflow and version are executed here."""
