@@ -9,7 +9,6 @@ import runpy
 from pathlib import Path
 
 import pytest
-
 from tests.docs.conftest import PAGES, ROOT, Block, blocks, matches, programs
 
 PROGRAMS = [pytest.param(block, shown, id=block.name) for page in PAGES for block, shown in programs(page)]

@@ -1,0 +1,107 @@
+"""All defaults, as the docs show them, each read from the code that has it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import perdure
+from perdure.api import inbox, settings, workflow
+from perdure.engine import execution, loop
+from perdure.runtime import lease, sections, turn
+from perdure.runtime.host import Options
+from perdure.specs import DEFAULT_TIMEOUT_SECONDS, Retry
+from perdure.store import BUSY_SECONDS
+
+
+class Default(NamedTuple):
+    """One row: what it is about, its value, and where one sets another."""
+
+    what: str
+    value: Any
+    where: str
+    unit: str = ""
+
+    @property
+    def shown(self) -> str:
+        return duration(self.value) if self.unit == "s" else shown(self.value)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds >= 3600 and seconds % 3600 == 0:
+        return f"{seconds / 3600:g} h"
+    return f"{seconds / 60:g} min" if seconds >= 60 and seconds % 60 == 0 else f"{seconds:g} s"
+
+
+def shown(value: Any) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:g}"
+        case timedelta():
+            return duration(value.total_seconds())
+        case _:
+            return str(value)
+
+
+def of(function: Callable[..., Any], parameter: str) -> Any:
+    """The default of a parameter."""
+    return inspect.signature(function).parameters[parameter].default
+
+
+def _step(option: str) -> Any:
+    return of(workflow._make_step, option)  # pyright: ignore[reportPrivateUsage]
+
+
+def _workflow(option: str) -> Any:
+    return of(workflow._make_workflow, option)  # pyright: ignore[reportPrivateUsage]
+
+
+STORE = f"`PERDURE_STORE`, else `[tool.perdure] store` in `pyproject.toml`, else `{settings.DEFAULT_STORE}`"
+WAITS = Options.retry_after_death_seconds
+
+_retry, _runtime = Retry(), perdure.Runtime
+
+DEFAULTS = (
+    Default("store", STORE, 'Runtime("shop.db")'),
+    Default("attempts of a step, the first included", _retry.max_attempts, "Retry(max_attempts=)"),
+    Default("wait before the second attempt", _retry.first_delay, "Retry(first_delay=)", "s"),
+    Default("each further wait is longer by", _retry.factor, "Retry(factor=)"),
+    Default("longest wait between attempts", _retry.max_delay, "Retry(max_delay=)", "s"),
+    Default("waits vary by a share of", _retry.jitter, "Retry(jitter=)"),
+    Default("no attempt begins later than this after the first", _retry.max_elapsed, "Retry(max_elapsed=)"),
+    Default("longest attempt", DEFAULT_TIMEOUT_SECONDS, "@step(timeout=)", "s"),
+    Default("longest silence between heartbeats", _step("heartbeat_timeout"), "@step(heartbeat_timeout=)"),
+    Default("a result is written", _step("record"), "@step(record=)"),
+    Default("arguments are kept with the history", _step("record_input"), "@step(record_input=)"),
+    Default("other arguments under new code", _step("on_input_drift"), "@step(on_input_drift=)"),
+    Default("version of a workflow", _workflow("version"), "@workflow(version=)"),
+    Default("a cancelled child, or one whose parent ends", of(perdure.start, "on_cancel"), "perdure.start(on_cancel=)"),
+    Default("which runs a runtime continues", of(_runtime, "adopt"), "Runtime(adopt=)"),
+    Default("silence after which others take a worker's runs over", of(_runtime, "lease"), "Runtime(lease=)", "s"),
+    Default("a run that only waits leaves memory after", of(_runtime, "evict_after"), "Runtime(evict_after=)", "s"),
+    Default("runs in memory at the same time", of(_runtime, "concurrent_runs"), "Runtime(concurrent_runs=)"),
+    Default("bodies of steps at the same time", of(_runtime, "concurrent_steps"), "Runtime(concurrent_steps=)"),
+    Default("threads for `def` steps", of(_runtime, "threads"), "Runtime(threads=)"),
+    Default("checked mode", of(_runtime, "guard"), "Runtime(guard=)"),
+    Default("runs in a list", of(perdure.Client.list, "limit"), "client.list(limit=)"),
+    Default("longest wait for the turn to write", BUSY_SECONDS, "open_store(busy_seconds=)", "s"),
+    Default("waits between tries after deaths without progress", ", ".join(map(duration, WAITS)), "fixed"),
+    Default("deaths alone until `crash_loop`", len(WAITS), "fixed"),
+    Default("a turn is logged with its stack after", lease.TURN_LOGGED_SECONDS, "fixed", "s"),
+    Default("turns move to a thread of their own after one of", turn.SLOW_TURN_SECONDS, "fixed", "s"),
+    Default("a blocked loop costs the lease after", lease.LOOP_BLOCKED_SECONDS_MAX, "fixed", "s"),
+    Default("callbacks without a durable call until `stuck_turn`", loop.CALLBACKS_WITHOUT_A_COMMAND_MAX, "fixed"),
+    Default("a waiting `def` workflow gives its thread back after", sections.UNWIND_SECONDS, "fixed", "s"),
+    Default("arguments compared on every replay, up to bytes", execution.INPUT_COMPARED_ON_REPLAY_BYTES_MAX, "fixed"),
+    Default("a due run without a worker is in the inbox after", inbox.DUE_SECONDS_BEFORE_A_PERSON_HEARS, "fixed", "s"),
+)  # fmt: skip
+"""Every default that a user can meet, in the order of the docs."""

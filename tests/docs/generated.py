@@ -1,0 +1,278 @@
+"""What of the docs is made from tables of the code: `python -m tests.docs.generated` writes it into the pages.
+
+A page says where: between `<!-- generated: NAME -->` and `<!-- end -->`; and `<!-- file: PATH -->` shows a file of the
+project. A test holds the pages against the code.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from tests.docs.conftest import PAGES, ROOT
+from tests.docs.defaults import DEFAULTS
+
+import perdure
+from perdure import errors
+from perdure.api import inbox
+from perdure.history import events
+from perdure.http import classify
+from perdure.store.protocol import Status
+
+_PLACE = re.compile(
+    r"(?P<start><!-- (?P<kind>generated|file): (?P<name>[\w./-]+) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL
+)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    lines = [list(head), ["---" for _ in head], *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def sentence(docstring: str | None) -> str:
+    """A docstring as one line of text."""
+    return " ".join((docstring or "").split())
+
+
+# ── the status of a run ─────────────────────────────────────────────────────────────────────
+
+NEW = "[*]"
+
+STATUS_CHANGES: Mapping[tuple[str, str], str] = {
+    (NEW, Status.QUEUED): "started by a client, with a delay, or where nobody is free",
+    (NEW, Status.RUNNING): "started by a runtime that executes it",
+    (Status.QUEUED, Status.RUNNING): "a worker takes it",
+    (Status.RUNNING, Status.WAITING): "it only waits, or is paused",
+    (Status.WAITING, Status.RUNNING): "what it waited for is there",
+    (Status.RUNNING, Status.BLOCKED): "only a person or new code gets it on",
+    (Status.WAITING, Status.BLOCKED): "found when it is loaded again",
+    (Status.BLOCKED, Status.RUNNING): "a person decided about the call",
+    (Status.BLOCKED, Status.QUEUED): "a person wants it tried again",
+    (Status.BLOCKED, Status.FAILED): "a person gave it up",
+    (Status.BLOCKED, Status.CANCELLED): "cancelled",
+    (Status.WAITING, Status.CANCELLED): "cancelled by force",
+    (Status.RUNNING, Status.COMPLETED): "the workflow returned",
+    (Status.RUNNING, Status.FAILED): "the workflow raised",
+    (Status.RUNNING, Status.CANCELLED): "cancelled",
+}
+"""Every change of status that there is. `test_status.py` watches a store and sees all of these and no others."""
+
+
+def status_picture() -> str:
+    lines = [f"    {before} --> {after}: {why}" for (before, after), why in STATUS_CHANGES.items()]
+    lines += [f"    {status} --> {NEW}" for status in Status if status.is_final]
+    return "```mermaid\nstateDiagram-v2\n" + "\n".join(lines) + "\n```\n"
+
+
+# ── why runs are parked ─────────────────────────────────────────────────────────────────────
+
+
+class Parked(NamedTuple):
+    """A reason, in words: what happened, and what gets the run on."""
+
+    happened: str
+    way_out: str
+
+
+PARKED: Mapping[str, Parked] = {
+    "needs_person": Parked(
+        "a step raised `NeedsPerson`, with the question",
+        "answer: give the result as `value`, have the step tried again, or let it fail",
+    ),
+    "diverged": Parked(
+        "code and history part: the code changed under the run, or is not deterministic",
+        "deploy code that replays it ([changing code](changing-code.md)), then `retry`",
+    ),
+    "no_worker_for_version": Parked(
+        "it has been due for a minute, and no live worker has its workflow and version",
+        "start a worker that has; the run goes on by itself",
+    ),
+    "undecodable": Parked(
+        "a recorded value does not fit its type hint any more",
+        "mend the hint, then `retry`",
+    ),
+    "crash_loop": Parked(
+        "three processes died while they worked on it alone, without progress",
+        "mend the cause, then `retry`",
+    ),
+    "stuck_turn": Parked(
+        "its code ran 100,000 callbacks without a durable call, or blocked the loop for 30 s",
+        "mend the code, then `retry`",
+    ),
+    "deadlocked": Parked(
+        "its code waits for something that nothing can bring about: an `Event` nobody sets, a thread",
+        "mend the code, then `retry`; the message shows what each task waits for",
+    ),
+}
+"""In the order in which one meets them."""
+
+
+def reasons() -> str:
+    rows = [(f"`{reason}`", *parked, _choices(reason)) for reason, parked in PARKED.items()]
+    return table(("reason", "what happened", "what gets it on", "choices of `unblock`"), rows)
+
+
+def _choices(reason: str) -> str:
+    offered = inbox.REASONS[reason]
+    choices = dict.fromkeys([*offered.of_call, *offered.of_run])
+    return ", ".join(f"`{choice}`" for choice in choices) or "none needed"
+
+
+# ── failures of steps ───────────────────────────────────────────────────────────────────────
+
+_AGAIN = {classify.Kind.RETRYABLE: "again", classify.Kind.FINAL: "final", classify.Kind.PERSON: "a person"}
+
+
+Group = tuple[classify.Rule, str]
+"""A rule, and what it is about."""
+
+
+def failures() -> str:
+    statuses: dict[str, classify.Rule] = {str(status): rule for status, rule in classify.STATUSES.items()}
+    statuses |= {f"other {digit}xx": rule for digit, rule in classify.STATUS_CLASSES.items()}
+    by_evidence: list[tuple[str, list[Group]]] = [
+        ("1. the step's own word", _grouped(_by_name(classify.VERDICTS))),
+        ("2. a model's refusal", [(classify.REFUSAL, _names(sorted(classify.REFUSAL_FINISH_REASONS)))]),
+        ("3. an answer: HTTP status", _grouped(statuses)),
+        ("3. an answer: 4xx or 503 that says when to come back", [(classify.COME_BACK, "`Retry-After`")]),
+        ("3. an answer: error code", _grouped(classify.CODES)),
+        ("4. the network", _grouped(_without_libraries(classify.NETWORK))),
+        ("5. by class", [*_grouped(_by_name(classify.CLASSES)), (classify.UNKNOWN, "everything else")]),
+    ]
+    lines = [
+        ("" if index else evidence, about, rule.means, _AGAIN[rule.kind])
+        for evidence, groups in by_evidence
+        for index, (rule, about) in enumerate(groups)
+    ]
+    return table(("evidence", "which", "means", "then"), lines)
+
+
+def _by_name(rules: Mapping[Any, classify.Rule]) -> dict[str, classify.Rule]:
+    return {cls.__name__: rule for cls, rule in rules.items()}
+
+
+def _grouped(rules: Mapping[str, classify.Rule]) -> list[Group]:
+    groups: dict[classify.Rule, list[str]] = {}
+    for name, rule in rules.items():
+        groups.setdefault(rule, []).append(name)
+    return [(rule, _names(names)) for rule, names in groups.items()]
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(name if name.startswith("other ") else f"`{name}`" for name in names)
+
+
+def _without_libraries(rules: Mapping[str, classify.Rule]) -> dict[str, classify.Rule]:
+    """Python's own classes; what the libraries have follows the same lines."""
+    shown: dict[str, classify.Rule] = {}
+    for name, rule in rules.items():
+        package, _, cls = name.partition(".")
+        if package in {"builtins", "ssl", "socket", "http"}:
+            shown[cls if package == "builtins" else name] = rule
+    return shown
+
+
+# ── errors ──────────────────────────────────────────────────────────────────────────────────
+
+
+def error_tree() -> str:
+    """The tree that stands at the top of errors.py."""
+    docstring = errors.__doc__ or ""
+    tree = docstring[docstring.index("    PerdureError") : docstring.index("Errors carry their data")]
+    return f"```text\n{textwrap.dedent(tree).rstrip()}\n```\n"
+
+
+# ── events and tables ───────────────────────────────────────────────────────────────────────
+
+
+def event_kinds() -> str:
+    rows = [(f"`{kind}`", "yes" if cls.is_outcome else "", _fields(cls)) for cls, kind in events.KINDS.items()]
+    return table(("kind", "delivered to the code", "holds"), rows)
+
+
+def _fields(cls: type[msgspec.Struct]) -> str:
+    return ", ".join(f"`{field.name}`" for field in msgspec.structs.fields(cls))
+
+
+def store_tables() -> str:
+    folder = ROOT / "src" / "perdure" / "store" / "sqlite" / "migrations"
+    script = "".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.sql")))
+    found = re.findall(r"((?:^--[^\n]*\n)*)^CREATE TABLE (\w+) \(\n((?:^ [^\n]*\n)*)", script, re.MULTILINE)
+    rows = [
+        (f"`{name}`", sentence(" ".join(line.removeprefix("--") for line in comment.splitlines())), _columns(body))
+        for comment, name, body in found
+    ]
+    return table(("table", "what is in it", "columns"), rows)
+
+
+def _columns(body: str) -> str:
+    lines = [line.split("--")[0].split() for line in body.splitlines()]
+    return ", ".join(f"`{words[0]}`" for words in lines if words and words[0].islower())
+
+
+# ── names and defaults ──────────────────────────────────────────────────────────────────────
+
+
+def public_names() -> str:
+    names = [name for name in perdure.__all__ if not name.startswith("_")]
+    rows = [(f"`perdure.{name}`", _first_line(getattr(perdure, name))) for name in names]
+    return table(("name", "what it is"), rows)
+
+
+def _first_line(thing: object) -> str:
+    text = (thing.__doc__ or "").strip().split("\n\n")[0]
+    first = re.split(r"(?<=[.:])\s", sentence(text), maxsplit=1)[0]
+    return first.rstrip(":").rstrip(".")
+
+
+def defaults() -> str:
+    return table(("what", "default", "set with"), [(each.what, each.shown, f"`{each.where}`") for each in DEFAULTS])
+
+
+# ── the pages ───────────────────────────────────────────────────────────────────────────────
+
+SECTIONS: Mapping[str, Callable[[], str]] = {
+    "status": status_picture,
+    "reasons": reasons,
+    "failures": failures,
+    "error_tree": error_tree,
+    "event_kinds": event_kinds,
+    "store_tables": store_tables,
+    "public_names": public_names,
+    "defaults": defaults,
+}
+
+
+def filled(text: str) -> str:
+    """A page with all its generated parts as they should be."""
+    return _PLACE.sub(lambda place: f"{place['start']}\n{_body(place['kind'], place['name'])}\n{place['end']}", text)
+
+
+def _body(kind: str, name: str) -> str:
+    if kind == "generated":
+        return SECTIONS[name]()
+    return f"```python\n{(ROOT / name).read_text(encoding='utf-8').strip()}\n```\n"
+
+
+def places_in(page: Path) -> set[str]:
+    """What the page shows that is made: sections by name, files by path."""
+    return {match["name"] for match in _PLACE.finditer(page.read_text(encoding="utf-8"))}
+
+
+def main() -> None:
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = filled(before)
+        if after != before:
+            page.write_text(after, encoding="utf-8")
+            print(f"{page.relative_to(ROOT)} is written anew", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

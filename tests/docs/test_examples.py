@@ -1,0 +1,144 @@
+"""Every example does what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import runpy
+import socket
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from tests.docs.conftest import ROOT
+
+EXAMPLES = ROOT / "examples"
+
+PRINTS = {
+    "agent_with_tools.py": """
+          the model reads 1 message(s)
+          tool: multiply(17, 3)
+          tool: add(17, 3)
+          the model reads 3 message(s)
+        started: I have multiply: 51 and add: 20.
+        finished earlier: I have multiply: 51 and add: 20.
+    """,
+    "approval.py ask": "asked; nothing runs now",
+    "approval.py show": "waiting: publish 'an essay about tea'?",
+    "approval.py answer yes": """
+        published: an essay about tea
+        published
+    """,
+    "chat.py": """
+        ['hello', 'answer 1', 'how are you', 'answer 2', 'what is new', 'answer 3']
+        2 chapters
+    """,
+    "child_runs.py": """
+        a.txt: 5
+        b.png: b.png is a picture
+        c.txt: 5
+        archive: completed
+        archive/a.txt: completed
+        archive/b.png: failed
+        archive/c.txt: completed
+    """,
+    "fan_out.py": """
+        summary 0
+        summary 1
+        summary 2
+        failed: page 3 cannot be read
+        summary 4
+        summary 5
+        1 attempt failed and was made again
+    """,
+    "plain_threads.py": """
+        tea in French, tea in Greek
+        milk in French, milk in Greek
+    """,
+    "serverless.py new A-1": """
+        sent: invoice A-1
+        A-1: waiting
+    """,
+    "serverless.py": """
+        sent: reminder 1 of A-1
+        A-1: waiting
+    """,
+    "serverless.py paid A-1": "A-1: completed",
+    "timeout_and_cancel.py": """
+          reserved: room
+          a price from a fast service
+        cancel: requested
+          released: room
+        run booking was cancelled
+        cancel again: cancelled
+    """,
+}
+"""What each command prints. Those of one file follow each other in one folder."""
+
+NOT_RUN_HERE = {"claims_agent.py": "by the demo's tests", "web_app.py": "below"}
+
+
+def lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]
+
+
+def test_every_example_is_run() -> None:
+    files = {file.name for file in EXAMPLES.glob("*.py")}
+    assert files == {command.split()[0] for command in PRINTS} | set(NOT_RUN_HERE)
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(command.split()[0] for command in PRINTS))
+def test_prints(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PERDURE_STORE", raising=False)
+    for command, expected in PRINTS.items():
+        if command.split()[0] == name:
+            if command == "serverless.py":
+                time.sleep(0.6)  # cron comes round
+            assert lines(_printed(command.split(), monkeypatch)) == lines(expected)
+
+
+def _printed(command: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "argv", command)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        runpy.run_path(os.fspath(EXAMPLES / command[0]), run_name="__main__")
+    return said.getvalue()
+
+
+# ── the web application ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def web_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of the application, served by uvicorn."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PERDURE_STORE", raising=False)
+    app = runpy.run_path(os.fspath(EXAMPLES / "web_app.py"))["app"]
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()  # who comes early waits until the server is up
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+def test_the_web_application_starts_and_answers(web_app: str) -> None:
+    assert _post(f"{web_app}/claims/42") == {"run": "claim-42", "how": "started"}
+    assert _post(f"{web_app}/claims/42") == {"run": "claim-42", "how": "attached"}
+    assert _post(f"{web_app}/claims/42/approval?by=Ada") == {"result": "42 approved by Ada"}
+
+
+def _post(url: str) -> object:
+    with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=30) as answer:
+        return json.load(answer)
