@@ -52,6 +52,14 @@ def line(child: Child) -> str:
     return said
 
 
+def rest(child: Child) -> str:
+    """All that it said before it was killed; the last line may be half a line."""
+    assert child.stdout is not None
+    said = child.stdout.read()
+    child.wait()
+    return said
+
+
 def tell(child: Child) -> None:
     """Let the child go on."""
     assert child.stdin is not None

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.store.conftest import Spawn, finished, line, tell
+from tests.store.conftest import Spawn, finished, line, rest, tell
 
 from perdure.errors import StoreBusyError
 from perdure.store.protocol import Filter, Status
@@ -65,10 +65,10 @@ def test_what_was_committed_survives_a_kill_at_any_moment(path: str, spawn: Spaw
     said = dict[str, int]()
     for worker, child in children.items():
         for _ in range(choice.randrange(1, 200)):
-            line(child)
+            said[worker] = int(line(child))
         child.send_signal(signal.SIGKILL)
-        whole_lines = child.communicate()[0].split("\n")[:-1]
-        said[worker] = int(whole_lines[-1]) if whole_lines else 2
+        for whole_line in rest(child).split("\n")[:-1]:
+            said[worker] = int(whole_line)
     for worker, length in said.items():
         info = store.find(f"run-of-{worker}")
         assert info is not None
