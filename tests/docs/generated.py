@@ -6,6 +6,7 @@ project. A test holds the pages against the code.
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import textwrap
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 from tests.docs.conftest import PAGES, ROOT
 from tests.docs.defaults import DEFAULTS
+from tests.test_layout import MAY_IMPORT, PURE
+from tests.test_layout import ROOT as IMPORT_ROOT
 
 import perdure
 from perdure import errors
@@ -216,6 +219,47 @@ def _columns(body: str) -> str:
     return ", ".join(f"`{words[0]}`" for words in lines if words and words[0].islower())
 
 
+# ── the map ─────────────────────────────────────────────────────────────────────────────────
+
+SOURCE = ROOT / "src" / "perdure"
+
+
+def layout() -> str:
+    """The parts of the package, and who may import whom."""
+    rows = [
+        (f"`{part}`", _says(home), "pure" if part in PURE else "", _parts(needs))
+        for part, needs in MAY_IMPORT.items()
+        if (home := _home(part)) is not None
+    ]
+    return table(("part", "what it is", "", "may import"), rows)
+
+
+def _home(part: str) -> Path | None:
+    name = "" if part == IMPORT_ROOT else part
+    candidates = (SOURCE / name / "__init__.py", SOURCE / f"{name}.py")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _parts(needs: Iterable[str]) -> str:
+    there = [part for part in MAY_IMPORT if part in needs and _home(part) is not None]
+    return ", ".join(f"`{part}`" for part in there)
+
+
+def modules() -> str:
+    """The files of the parts that one reads first."""
+    rows: list[tuple[str, str]] = []
+    for folder in ("runtime", "engine", "history", "store", "store/sqlite", "api"):
+        files = sorted((SOURCE / folder).glob("*.py"))
+        rows += [(f"`{folder}/{file.name}`", _says(file)) for file in files if file.stem != "__init__"]
+    return table(("file", "what it is about"), rows)
+
+
+def _says(file: Path) -> str:
+    """The first sentence of a module's docstring."""
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return re.split(r"(?<=[.?])\s", sentence(docstring.split("\n\n")[0]), maxsplit=1)[0].rstrip(".")
+
+
 # ── names and defaults ──────────────────────────────────────────────────────────────────────
 
 
@@ -244,6 +288,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "error_tree": error_tree,
     "event_kinds": event_kinds,
     "store_tables": store_tables,
+    "layout": layout,
+    "modules": modules,
     "public_names": public_names,
     "defaults": defaults,
 }
