@@ -197,6 +197,29 @@ def test_a_timeout_around_a_child() -> None:
 
 
 @workflow
+async def timer_left_behind() -> str:
+    loop = asyncio.get_running_loop()
+    loop.call_later(30, lambda: loop.create_task(clean_up(7)))
+    started = await perdure.start(child.call(1))
+    await work()
+    return started.id
+
+
+def test_a_timer_left_behind_begins_nothing_while_the_end_waits_for_a_child() -> None:
+    """As after asyncio.run: the workflow has returned and its tasks have ended, so nothing of it runs any more."""
+    driver = Driver(timer_left_behind)
+    ask = driver.ask("child")
+    driver.complete("work")
+    assert not driver.is_over
+    driver.pass_time(60)
+    assert driver.asked == []
+    assert driver.execution.deadline() is None
+    driver.end_child(ask, error=RunCancelledError("cancelled"))
+    assert driver.result() == ask.run_id
+    driver.check_replays()
+
+
+@workflow
 async def child_and_failure() -> str:
     try:
         async with asyncio.TaskGroup() as group:

@@ -319,6 +319,7 @@ class Execution:
         """The call that an outcome belongs to; None if nobody is to have it."""
         ask = self.open.pop(event.key, None)
         if ask is not None:
+            ask.future.ask = None  # they hold each other: no circle is left for the collector
             return ask
         self.holding.discard(event.key)
         if event.is_in_section:
@@ -816,6 +817,7 @@ class Execution:
                 _keep(left)
             self.loop.close()
             self._root = None
+            self.on_interruption = _nothing
 
     def _unwind(self) -> Sequence[LoopTask]:
         try:
@@ -840,6 +842,10 @@ class Dropped(BaseException):
 
 _kept: list[LoopTask] = []
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def _nothing() -> None:
+    """What a run that has left memory does about anything."""
 
 
 def _keep(tasks: Sequence[LoopTask]) -> None:

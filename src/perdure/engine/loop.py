@@ -407,12 +407,20 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         return self._is_closed
 
     def close(self) -> None:
+        """Let go of the run, too: nothing circular is left for the collector."""
         self._is_closed = True
         self._ready.clear()
         self._timers.clear()
+        self._tasks.clear()
+        self.execution = None
+        self._complain = self.foreign_callback = _ignore
 
     def _timer_handle_cancelled(self, handle: Any) -> None:
         """asyncio tells its loop when a timer is cancelled; ours are skipped when their time comes."""
+
+
+def _ignore(_: object) -> None:
+    """Whoever still calls a closed loop is not heard."""
 
 
 def _no_finalizer(generator: AsyncGenerator[Any, Any]) -> None:
