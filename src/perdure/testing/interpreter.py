@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from typing import Any, NamedTuple, Protocol
 
 from perdure.testing import programs as p
@@ -32,9 +32,14 @@ class Offer(Protocol):
     def step(self, node: p.Step, digest: int, chapter: int) -> Awaitable[int]: ...
     def sleep(self, seconds: float) -> Awaitable[None]: ...
     def receive(self, message: str, within: float | None) -> Awaitable[int]: ...
-    def child(self, node: p.Node) -> Awaitable[int]: ...
-    def start_child(self, node: p.Node, *, abandons: bool) -> Awaitable[ChildHandle]: ...
+    def child(self, node: p.Node, digest: int) -> Awaitable[int]: ...
+    def start_child(self, node: p.Node, digest: int, *, abandons: bool) -> Awaitable[ChildHandle]: ...
     def look(self, node: p.Look) -> object: ...
+
+    # what of asyncio is not the same everywhere
+    def as_completed(self, kids: list[Coroutine[Any, Any, int]], timeout: float | None) -> Iterable[Awaitable[int]]: ...
+    def wait_for(self, kid: Coroutine[Any, Any, int], timeout: float) -> Awaitable[int]: ...
+    def task_group(self) -> asyncio.TaskGroup: ...
 
 
 class Seen(NamedTuple):
@@ -60,7 +65,8 @@ class Trace:
         """Note something, unless the run is being torn down."""
         if not self.offer.is_closing:
             self.seen.append(Seen(node.number, what, is_opaque))
-            self.digest = zlib.crc32(f"{node.number}:{what}".encode(), self.digest)
+            if not is_opaque:
+                self.digest = zlib.crc32(f"{node.number}:{what}".encode(), self.digest)
 
     @property
     def comparable(self) -> list[Seen]:
@@ -109,6 +115,7 @@ def _task(node: p.Node, trace: Trace) -> asyncio.Task[int]:
 
 
 async def _step(node: p.Step, trace: Trace) -> int:
+    trace.see(node, "asks")
     return await trace.offer.step(node, trace.digest, trace.chapter)
 
 
@@ -136,7 +143,7 @@ async def _raise(node: p.Raise, trace: Trace) -> int:
 async def _timeout(node: p.Timeout, trace: Trace) -> int:
     try:
         if node.is_wait_for:
-            return await asyncio.wait_for(evaluate(node.kid, trace), node.ms / 1000)
+            return await trace.offer.wait_for(evaluate(node.kid, trace), node.ms / 1000)
         async with asyncio.timeout(node.ms / 1000):
             return await evaluate(node.kid, trace)
     except TimeoutError as error:
@@ -189,9 +196,10 @@ async def _cancel(node: p.Cancel, trace: Trace) -> int:
 
 
 async def _child(node: p.Child, trace: Trace) -> int:
+    trace.see(node, "asks")
     if node.how == "await":
-        return await trace.offer.child(node.kid)
-    child = await trace.offer.start_child(node.kid, abandons=node.how == "abandon")
+        return await trace.offer.child(node.kid, trace.digest)
+    child = await trace.offer.start_child(node.kid, trace.digest, abandons=node.how == "abandon")
     await trace.offer.sleep(node.ms / 1000)
     if node.how in {"abandon", "leave"}:
         return 0
@@ -238,7 +246,7 @@ async def _gather(node: p.Gather, trace: Trace) -> int:
 
 async def _as_completed(node: p.AsCompleted, trace: Trace) -> int:
     kids = [evaluate(kid, trace) for kid in node.kids]
-    for earliest in asyncio.as_completed(kids, timeout=None if node.ms is None else node.ms / 1000):
+    for earliest in trace.offer.as_completed(kids, None if node.ms is None else node.ms / 1000):
         try:
             trace.see(node, await earliest)
         except Exception as error:
@@ -250,25 +258,25 @@ async def _wait(node: p.Wait, trace: Trace) -> int:
     tasks = [_task(kid, trace) for kid in node.kids]
     seconds = None if node.ms is None else node.ms / 1000
     done, pending = await asyncio.wait(tasks, timeout=seconds, return_when=node.until)
-    for task in _in_order(done, tasks):
-        trace.see(node, f"{tasks.index(task)} {outcome(task)}")
-    if pending and node.losers == "cancel":
-        for task in _in_order(pending, tasks):
+    trace.see(node, [tasks.index(task) for task in (*done, *pending)], is_opaque=True)
+    _see_outcomes(node, trace, tasks, done)
+    if node.losers == "cancel":
+        for task in sorted(pending, key=tasks.index):
             task.cancel()
     if pending and node.losers != "leave":
         await asyncio.wait(pending)
-        for task in _in_order(pending, tasks):
-            trace.see(node, f"{tasks.index(task)} {outcome(task)}")
+        _see_outcomes(node, trace, tasks, pending)
     return len(done)
 
 
-def _in_order(some: set[asyncio.Task[int]], tasks: list[asyncio.Task[int]]) -> list[asyncio.Task[int]]:
-    """A set of tasks as it iterates on a workflow's loop: in order of creation. On any other, sorted so."""
-    return list(some) if hasattr(tasks[0], "ordinal") else sorted(some, key=tasks.index)
+def _see_outcomes(node: p.Node, trace: Trace, tasks: list[asyncio.Task[int]], done: set[asyncio.Task[int]]) -> None:
+    for index, task in enumerate(tasks):
+        if task in done:
+            trace.see(node, f"{index} {outcome(task)}")
 
 
 async def _group(node: p.Group, trace: Trace) -> int:
-    async with asyncio.TaskGroup() as group:
+    async with trace.offer.task_group() as group:
         tasks = [group.create_task(evaluate(kid, trace)) for kid in node.kids]
     return fold(task.result() for task in tasks)
 

@@ -17,6 +17,7 @@ from perdure.runtime.load import Past
 from perdure.store.protocol import Row, RunInfo, Status, Stored
 from perdure.testing import workflows
 from perdure.testing.interpreter import Seen, Trace
+from perdure.testing.model import Model
 
 if TYPE_CHECKING:
     from perdure.testing.simulator import Simulator
@@ -126,6 +127,8 @@ class _Judge:
             self._problem(f"replay of chapter {chapter} ends with {execution.ending}, the history with {ending}")
         if traces:
             self._judge_traces(chapter, traces[0][0])
+            if not self._simulator.problems:
+                self._judge_by_model(chapter, past, traces[0][0])
         execution.close()
 
     def _is_same_end(self, ending: Ending | None, past: Past, event: e.Event, last: int) -> bool:
@@ -152,6 +155,21 @@ class _Judge:
                 self._problem(f"an execution of chapter {chapter} ended after {len(trace.seen)} of {len(final.seen)} sights")
             if trace.seen != final.seen[: len(trace.seen)]:
                 self._problem(f"chapter {chapter} {_difference(trace.seen, final.seen)}")
+
+
+    def _judge_by_model(self, chapter: int, past: Past, final: Trace) -> None:
+        """The code saw what it would have seen on stock asyncio."""
+        model = Model(self._simulator.program, past, self._info.run_id)
+        expected = model.play().comparable
+        model.loop.close()
+        seen = final.comparable
+        if model.is_open_ended:
+            expected = expected[: model.known_sights]
+            seen = seen[: len(expected)]
+        if seen != expected:
+            self._problem(f"chapter {chapter} {_difference(seen, expected)}".replace("the replay", "the model"))
+        elif model.problem is not None and not model.is_open_ended:
+            self._problem(f"chapter {chapter}, by the model: {model.problem}")
 
 
 def _difference(one: Sequence[Any], other: Sequence[Any]) -> str:

@@ -7,7 +7,9 @@ real time or starts a thread: what the worker gives to an executor is done by th
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import weakref
 from asyncio import events as asyncio_events
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -54,6 +56,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.clock = clock
         self.ready: deque[Ready] = deque()
         self.is_dead = False
+        self._tasks = weakref.WeakSet[asyncio.Task[Any]]()
         self._executor = executor
         self._complain = complain
 
@@ -113,7 +116,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def create_task(
         self, coro: Generator[Any, None, Any] | Coroutine[Any, Any, Any], *, name: str | None = None, **options: Any
     ) -> Any:
-        return asyncio.Task[Any](coro, loop=self, name=name, **options)  # type: ignore[arg-type]
+        task = asyncio.Task[Any](coro, loop=self, name=name, **options)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
         future = self.create_future()
@@ -155,8 +160,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self.is_dead
 
     def close(self) -> None:
+        """Nothing runs here any more. What is suspended ends now, quietly, not when the collector comes by."""
         self.is_dead = True
         self.ready.clear()
+        for task in list(self._tasks):
+            if not task.done() and (coroutine := task.get_coro()) is not None:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                with contextlib.suppress(BaseException):  # whatever its cleanup raises, or that it would not end
+                    coroutine.close()
 
 
 class ProcessClock:
@@ -301,11 +312,11 @@ class Process:
         if not self.is_up:
             return
         self.is_dead = True
-        self.loop.close()
         if self._host is not None:
             self.world.kill_proof(self._host.worker)
             exact.uninstall()
             self._bury(self._host)
+        self.loop.close()
 
     def _bury(self, host: Host) -> None:
         """What a dead process held must not come alive in the garbage collector: tear it down, with no effect."""
@@ -313,4 +324,5 @@ class Process:
             live.is_gone = True
             for flight in live.flights.values():
                 flight.airborne = 0
-            live.execution.close()
+            if not live.is_in_turn:
+                live.execution.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable
-from typing import Protocol
+from collections.abc import Awaitable, Coroutine, Iterable
+from typing import Any, Protocol
 
 import perdure
 from perdure import Retry, step, workflow
@@ -128,11 +128,20 @@ class Durable:
     def receive(self, message: str, within: float | None) -> Awaitable[int]:
         return perdure.receive(message, int, within=within)
 
-    def child(self, node: p.Node) -> Awaitable[int]:
-        return simulated.call(node.number, 0)
+    def child(self, node: p.Node, digest: int) -> Awaitable[int]:
+        return simulated.call(node.number, 0, digest)
 
-    async def start_child(self, node: p.Node, *, abandons: bool) -> ChildHandle:
-        return await perdure.start(simulated.call(node.number, 0), on_cancel="abandon" if abandons else "wait")
+    async def start_child(self, node: p.Node, digest: int, *, abandons: bool) -> ChildHandle:
+        return await perdure.start(simulated.call(node.number, 0, digest), on_cancel="abandon" if abandons else "wait")
+
+    def as_completed(self, kids: list[Coroutine[Any, Any, int]], timeout: float | None) -> Iterable[Awaitable[int]]:
+        return asyncio.as_completed(kids, timeout=timeout)
+
+    def wait_for(self, kid: Coroutine[Any, Any, int], timeout: float) -> Awaitable[int]:
+        return asyncio.wait_for(kid, timeout)
+
+    def task_group(self) -> asyncio.TaskGroup:
+        return asyncio.TaskGroup()
 
     def look(self, node: p.Look) -> object:
         match node.at:
@@ -152,8 +161,8 @@ class Durable:
 
 
 @workflow
-async def simulated(node: int, chapter: int) -> int:
-    """Evaluate this node of the program on the stage."""
+async def simulated(node: int, chapter: int, digest: int = 0) -> int:
+    """Evaluate this node of the program on the stage. `digest`: on which grounds a child was asked for."""
     execution = execution_here()
     assert execution is not None
     program = stage.program
