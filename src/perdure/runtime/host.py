@@ -132,7 +132,8 @@ class Host:
         self._is_unsure = True
 
     def _make_sure(self) -> None:
-        if freed := self.store.give_back(self.worker, but=frozenset(self.turns.live)):
+        held = {live.rid: live.epoch for live in self.turns.live.values()}
+        if freed := self.store.give_back(self.worker, but=held):
             log.info("%d run(s) that this worker had lost track of are free", freed)
         self._is_unsure = False
         self.kick()

@@ -347,18 +347,18 @@ class MemoryStore:
             there.info = there.info._replace(lease_until=_lease_until(self._clock.now(), lease_seconds))
             return True
 
-    def give_back(self, worker: str, *, but: frozenset[int]) -> int:
+    def give_back(self, worker: str, *, but: Mapping[int, int]) -> int:
         with self._shared.lock:
             self._count_commit()
             now = self._clock.now()
-            lost_track_of = [run for run in self._owned(worker) if run.info.rid not in but]
+            lost_track_of = [run for run in self._owned(worker) if but.get(run.info.rid) != run.info.epoch]
             for run in lost_track_of:
                 run.info = run.info._replace(owner=None, due_at=now, updated_at=now)
             return len(lost_track_of)
 
     def leave(self, worker: str) -> None:
         with self._shared.lock:
-            self.give_back(worker, but=frozenset())
+            self.give_back(worker, but={})
             self._shared.workers.pop(worker, None)
             self._entered.discard(worker)
 

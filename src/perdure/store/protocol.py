@@ -318,9 +318,10 @@ class Store(Protocol):
         """Extend the lease. False: the worker was declared dead; it owns nothing any more and has to `enter` anew."""
         ...
 
-    def give_back(self, worker: str, *, but: frozenset[int]) -> int:
-        """Free the runs that the worker owns, except those (rids), due at once; returns how many. For a worker that may
-        own what it does not hold: a claim whose answer was lost is still a claim."""
+    def give_back(self, worker: str, *, but: Mapping[int, int]) -> int:
+        """Free the runs that the worker owns, due at once, except those that it holds under the epoch that they have (`but`:
+        rid to epoch); returns how many. For a worker that may own what it does not hold: a claim whose answer was lost is
+        still a claim."""
         ...
 
     def leave(self, worker: str) -> None:

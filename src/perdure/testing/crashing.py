@@ -112,7 +112,7 @@ class CrashingStore:
     def renew(self, worker: str, *, lease_seconds: float) -> bool:
         return self._write(lambda: self.inner.renew(worker, lease_seconds=lease_seconds))
 
-    def give_back(self, worker: str, *, but: frozenset[int]) -> int:
+    def give_back(self, worker: str, *, but: Mapping[int, int]) -> int:
         return self._write(lambda: self.inner.give_back(worker, but=but))
 
     def leave(self, worker: str) -> None:

@@ -140,10 +140,10 @@ class SqliteStore:
             until = _lease_until(self._clock.now(), lease_seconds)
             return connection.execute(QUERIES["renew_worker"], (until, worker)).rowcount == 1
 
-    def give_back(self, worker: str, *, but: frozenset[int]) -> int:
+    def give_back(self, worker: str, *, but: Mapping[int, int]) -> int:
         self._check_usable()
         with self._writer as connection:
-            values = {"worker": worker, "now": self._clock.now(), "but": json.dumps(sorted(but))}
+            values = {"worker": worker, "now": self._clock.now(), "but": json.dumps(dict(but))}
             self._writer.facts.forget()
             return connection.execute(QUERIES["give_back"], values).rowcount
 

@@ -123,13 +123,22 @@ class WorkerPromises(StoreCase):
             self.done(new_run(run_id))
         held, lost = (claim.info for claim in self.claim(limit=2))
         (others,) = self.claim("v")
-        assert self.store.give_back("w", but=frozenset({held.rid})) == 1
+        assert self.store.give_back("w", but={held.rid: held.epoch}) == 1
         assert self.info("held") == held
         assert self.info("other's") == others.info
         info = self.info("lost")
         assert (info.owner, info.epoch, info.due_at) == (None, lost.epoch, self.clock.now())
         assert self.claimed("v") == ["lost"]
-        assert self.store.give_back("w", but=frozenset({held.rid})) == 0
+        assert self.store.give_back("w", but={held.rid: held.epoch}) == 0
+
+    def test_holding_a_run_under_an_old_epoch_is_not_holding_it(self) -> None:
+        self.done(new_run("r"))
+        (first,) = self.claim()
+        self.done(append(first.info.rid, 1, epoch=first.info.epoch, change=released(due_at=0)))
+        (again,) = self.claim()
+        assert self.store.give_back("w", but={first.info.rid: first.info.epoch}) == 1
+        assert self.info("r").owner is None
+        assert again.info.epoch == first.info.epoch + 1
 
     def test_a_worker_that_left_can_enter_again(self) -> None:
         self.store.leave("w")

@@ -26,7 +26,9 @@ UPDATE runs SET owner = NULL, due_at = :now, updated_at = :now WHERE owner = :wo
 
 -- name: give_back
 UPDATE runs SET owner = NULL, due_at = :now, updated_at = :now
-WHERE owner = :worker AND rid NOT IN (SELECT value FROM json_each(:but));
+WHERE owner = :worker AND NOT EXISTS (
+    SELECT 1 FROM json_each(:but) AS held WHERE held.key = CAST(runs.rid AS TEXT) AND held.value = runs.epoch
+);
 
 -- name: owned_by
 SELECT rid, status, claimed_length, deaths, lone FROM runs WHERE owner = ? ORDER BY rid;
