@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -78,8 +79,11 @@ def make_plan(rng: Random) -> Plan:
 class FaultyStore(CrashingStore):
     """One process's handle on the store: its calls fail, or kill it, as `Faults` says."""
 
-    def __init__(self, inner: MemoryStore, faults: Faults, committed: Callable[[Sequence[Write], list[Outcome]], None]) -> None:
+    def __init__(
+        self, who: str, inner: MemoryStore, faults: Faults, committed: Callable[[Sequence[Write], list[Outcome]], None]
+    ) -> None:
         super().__init__(inner)
+        self._who = who
         self._faults = faults
         self._committed = committed
 
@@ -94,7 +98,8 @@ class FaultyStore(CrashingStore):
     def _write(self, write: Callable[[], T]) -> T:
         self._check_alive()
         self.writes += 1
-        fault = self._faults.of_write(self.writes)
+        what = sys._getframe(1).f_code.co_name  # pyright: ignore[reportPrivateUsage]
+        fault = self._faults.of_write(f"{self._who}: write {self.writes} ({what})")
         if fault is None:
             return write()
         kind, is_applied = fault
@@ -126,22 +131,22 @@ class Faults:
         self._plan, self._rng, self._note = plan, rng, note
         self.are_on = True
 
-    def of_write(self, number: int) -> tuple[type[BaseException], bool] | None:
+    def of_write(self, what: str) -> tuple[type[BaseException], bool] | None:
         """What becomes of a write: nothing unusual, or an exception, with the write applied or not."""
         plan = self._plan
         if not self.are_on or not (plan.write_kills or plan.write_fails):
             return None
         luck = self._rng.random()
         if luck < plan.write_kills:
-            return self._told(Crash, number)
+            return self._told(Crash, what)
         if luck < plan.write_kills + plan.write_fails:
-            return self._told(StoreError, number)
+            return self._told(StoreError, what)
         return None
 
-    def _told(self, kind: type[BaseException], number: int) -> tuple[type[BaseException], bool]:
+    def _told(self, kind: type[BaseException], what: str) -> tuple[type[BaseException], bool]:
         is_applied = self._rng.random() < 0.5
         word = "kills" if kind is Crash else "fails"
-        self._note(f"write {number} {word} {'after' if is_applied else 'before'} it is applied")
+        self._note(f"{what} {word} {'after' if is_applied else 'before'} it is applied")
         return kind, is_applied
 
     def is_read_failing(self) -> bool:

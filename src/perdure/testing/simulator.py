@@ -196,8 +196,9 @@ class Simulator:
         process = Process(f"P{len(self.processes) + 1}", self, clock_off=off)
         self.processes.append(process)
         store = FaultyStore(
-            self.store.again(), self._faults, lambda writes, outcomes: self._committed(process, writes, outcomes)
-        )
+            process.name, self.store.again(), self._faults,
+            lambda writes, outcomes: self._committed(process, writes, outcomes),
+        )  # fmt: skip
         options = Options(
             lease_seconds=LEASE_SECONDS,
             evict_after_seconds=self.plan.evict_after_ms / 1000,
