@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable
 
 from perdure.errors import StoreError
@@ -12,6 +13,8 @@ from perdure.store.protocol import Status, Store
 
 POLL_SECONDS = 0.04
 POLLS_BETWEEN_FULL_LOOKS = 25
+ENDINGS_KEPT_MAX = 1_000
+RESULT_KEPT_BYTES_MAX = 4_096
 
 
 class Endings:
@@ -25,9 +28,15 @@ class Endings:
         """Whether anybody committed since the last call. A store tells each piece of news once, so one alone may ask it."""
         self._awaited: dict[int, tuple[str, list[asyncio.Future[Standstill | None]]]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._recent: OrderedDict[int, Standstill] = OrderedDict()
 
     def notify(self, rid: int, how: Standstill | None = None) -> None:
-        """The run ended or was parked. `how` is known if that happened in this process."""
+        """The run ended or was parked. `how` is known if that happened in this process; the latest endings are kept, for
+        whoever asks a little later."""
+        if how is not None and how.status.is_final and len(how.raw or b"") <= RESULT_KEPT_BYTES_MAX:
+            self._recent[rid] = how
+            if len(self._recent) > ENDINGS_KEPT_MAX:
+                self._recent.popitem(last=False)
         _, futures = self._awaited.pop(rid, ("", []))
         for future in futures:
             if not future.done():
@@ -38,7 +47,7 @@ class Endings:
     ) -> Standstill:
         """How the run came to a stop: it ended, or is blocked (unless `wait_blocked`). `is_here`: this process executes
         it, so that there is no need to look before waiting."""
-        how = None if is_here else look()
+        how = self._recent.get(rid) or (None if is_here else look())
         while how is None or (how.status is Status.BLOCKED and wait_blocked):
             future: asyncio.Future[Standstill | None] = asyncio.get_running_loop().create_future()
             _, futures = self._awaited.setdefault(rid, (run_id, []))

@@ -25,13 +25,14 @@ class CallFuture(LoopFuture):
     """The future of a durable call. Cancelling it is itself something that the engine has to know."""
 
     __slots__ = ("ask", "execution")
-    ask: Ask
+    ask: Ask | None
     execution: Execution
 
     def cancel(self, msg: Any = None) -> bool:
         if not super().cancel(msg):
             return False
-        self.execution.call_was_cancelled(self.ask)
+        if self.ask is not None:
+            self.execution.call_was_cancelled(self.ask)
         return True
 
 

@@ -89,6 +89,7 @@ class LiveRun:
         "then",
         "undelivered",
         "under_way",
+        "unperformed",
         "watches",
     )  # fmt: skip
 
@@ -113,6 +114,7 @@ class LiveRun:
         self.held: list[Command] = []
         self.lazy = 0
         self.undelivered: list[Delivery] = []
+        self.unperformed: list[Sequence[Command]] = []
         self.state_written: bytes | None = info.state
         self.is_suspect = False
         self.is_slow = False

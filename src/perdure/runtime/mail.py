@@ -88,7 +88,8 @@ def _take_child(live: LiveRun, mail: Mail) -> None:
     raw = bytes(body.output)
     packed = pack(raw, live.execution.memo)
     event = e.ChildEnded(key.task, key.n, key.name, key.use, key.run_id, body.status, packed.digest)
-    if not event.is_in_section and live.execution.children.get(event.key) != key.run_id:
+    started = live.execution.known.children.get(event.key)
+    if key.run_id not in {live.execution.children.get(event.key), started and started.run_id}:
         return  # a child of an earlier chapter, abandoned there; a call of this one may have the same key
     live.record(event, raw=raw, output=packed, delivers=True)
 

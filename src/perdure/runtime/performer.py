@@ -125,6 +125,7 @@ class Performer:
             self._finish(flight)
             if flight.task is not None:
                 flight.task.cancel()
+                flight.task = None
 
     def drop(self, live: LiveRun) -> None:
         """Stop all steps of a run that leaves this worker."""
@@ -270,6 +271,7 @@ class Performer:
     def _end(self, flight: Flight) -> None:
         flight.live.flights.pop(flight.ask.key, None)
         self._finish(flight)
+        flight.task = None  # which holds its context, which holds the flight: a circle a step, were it left
 
     def _finish(self, flight: Flight) -> None:
         flight.is_over = True

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,7 +72,10 @@ class Record(NamedTuple):
 
 
 class Request:
-    """What foreign code asks for. `future` is answered on the host loop and waited for wherever the code runs."""
+    """What foreign code asks for. `future` is answered on the host loop and waited for wherever the code runs.
+
+    `is_reported`: an outcome is on its way into the history, so no other may follow. `is_held_back`: the run is paused or
+    blocked; it is performed when that is over."""
 
     def __init__(self, lane: str, name: str, arguments: bytes | None, perform: Callable[[Request], None]) -> None:
         self.lane, self.name, self.arguments, self.perform = lane, name, arguments, perform
@@ -82,6 +86,8 @@ class Request:
         self.load: Callable[[e.Keyed, bytes | None], Any] = lambda event, raw: None
         self.who: object = None
         self.is_wait = False
+        self.is_reported = False
+        self.is_held_back = False
         self.deadline: int | None = None
         self.asked_at = 0.0
         self.packed: Any = None
@@ -90,7 +96,13 @@ class Request:
 class Journal:
     """Answers one section's calls, from the record or by performing them."""
 
-    def __init__(self, sections: Sections, live: LiveRun, ask: SectionAsk) -> None:
+    def __init__(
+        self,
+        sections: Sections,
+        live: LiveRun,
+        ask: SectionAsk,
+        history: Iterable[tuple[e.Keyed, int, bytes | None]] | None = None,
+    ) -> None:
         self._sections = sections
         self._turns = sections.turns
         self.live = live
@@ -99,14 +111,15 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         self.is_closed = False
         self.is_suspended = False
-        self.history: list[tuple[e.Keyed, int, bytes | None]] = []
-        for event, at, raw in live.execution.known.journals.get(self.section, ()):
-            self._remember(event, at, raw)
-        self.rewind()
+        self.history: list[tuple[e.Keyed, int, bytes | None]] = list(history or ())
+        if history is None:
+            for event, at, raw in live.execution.known.journals.get(self.section, ()):
+                self._remember(event, at, raw)
+        self._begin()
 
     # ── the record ───────────────────────────────────────────────────────────────────────────
-    def rewind(self) -> None:
-        """Begin anew: nothing is asked for, everything recorded is unused."""
+    def _begin(self) -> None:
+        """Nothing is asked for yet, everything recorded is unused."""
         self.unused = _records_of(self.history)
         self.by_key: dict[Key, Record] = {}
         self.counters: dict[str, int] = {}
@@ -137,8 +150,8 @@ class Journal:
     # ── requests, on the host loop ───────────────────────────────────────────────────────────
     def arrive(self, request: Request) -> None:
         """Take a request in: answer it from the record, hold it, or perform it."""
-        if self.is_closed:
-            request.future.set_exception(Unwound("this section is over"))
+        if self.is_closed or self.is_suspended:
+            request.future.set_exception(Unwound("this section is over, or waits: no call is made any more"))
             return
         self.last_activity = request.asked_at = self._loop.time()
         if request.arguments is not None:  # here and not where it was asked: the memo belongs to this thread
@@ -172,18 +185,31 @@ class Journal:
             self.counters[task] = n + 1
             request.key = (task, n)
         self.requests[request.key] = request
-        request.perform(request)
+        self.perform(request)
+
+    def perform(self, request: Request) -> None:
+        """Do what is asked for; in a run that is paused or blocked nothing new begins."""
+        request.is_held_back = request.is_wait = self.live.is_parked
+        if not request.is_held_back:
+            request.perform(request)
+
+    def go_on(self) -> None:
+        """The run is not paused any more."""
+        for request in list(self.requests.values()):
+            if request.is_held_back:
+                self.perform(request)
 
     def _answer(self, request: Request, event: e.Keyed, at: int, raw: bytes | None) -> None:
         self.requests.pop(request.key, None)
         self._no_longer_waits(request)
         self.lane_now[request.lane] = at
-        try:
-            value = request.load(event, raw)
-        except BaseException as error:
-            request.future.set_exception(error)
-        else:
-            request.future.set_result(value)
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # whoever asked has given up waiting
+            try:
+                value = request.load(event, raw)
+            except BaseException as error:
+                request.future.set_exception(error)
+            else:
+                request.future.set_result(value)
 
     def _no_longer_waits(self, request: Request) -> None:
         self.last_activity = self._loop.time()
@@ -217,7 +243,7 @@ class Journal:
         """Something of this section is durable."""
         self._remember(event, at, raw)
         request = self.requests.get(event.key)
-        if request is None:
+        if request is None or self.is_suspended:
             return
         if isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
             self._answer(request, event, at, raw)
@@ -225,6 +251,9 @@ class Journal:
             message = self.live.execution.handed.get(event.key)
             if message is not None:
                 self._answer(request, event, at, message)
+            else:  # another one took the message
+                request.is_reported = False
+                self.perform(request)
         elif isinstance(event, e.SectionWait):
             request.perform(request)
 
@@ -301,8 +330,11 @@ class Journal:
         def perform(request: Request) -> None:
             ask = ChildAsk(request.key, spec.name, request.key[1] + 1, _unused_future(self.live))
             ask.spec, ask.input, ask.packed, ask.on_cancel = spec, raw, request.packed, "wait"
-            ask.is_started = False
-            ask.run_id = f"{self.live.run_id}/{request.key[0].replace('/', '.')}.{spec.name}.{request.key[1]}"
+            ask.is_started = request.record is not None
+            number = self.live.execution.beginning.chapter
+            chapter = f"{number}:" if number else ""
+            task = request.key[0].replace("/", ".")
+            ask.run_id = f"{self.live.run_id}/{chapter}{task}.{spec.name}.{request.key[1]}"
             request.is_wait = True
             self._turns.start_child(self.live, ask)
 
@@ -323,7 +355,10 @@ class Journal:
             if within is not None and request.deadline is None:
                 self._record_deadline(request, within)
                 return
+            if request.is_reported:
+                return
             if self.live.execution.mailbox.get(name):
+                request.is_reported = True
                 event = e.SectionReceived(*request.key, request.name, request.key[1] + 1, name)
                 self._turns.report(self.live, event, delivers=True)
             elif request.deadline is not None:
@@ -355,7 +390,9 @@ class Journal:
             self._answer(request, e.SectionWait(*request.key, request.name), request.deadline or 0, None)
 
     def _time_out(self, request: Request) -> None:
-        if self.requests.get(request.key) is request and not request.future.done():
+        is_waiting = self.requests.get(request.key) is request and not request.future.done()
+        if is_waiting and not request.is_reported:
+            request.is_reported = True
             raw = dump_exception(TimeoutError(f"no message {request.name.partition(':')[2]!r} came in time"), ())
             output = pack(raw, self.live.execution.memo)
             event = e.StepFailed(*request.key, request.name, request.key[1] + 1, output=output.digest)
@@ -499,7 +536,6 @@ class Sections:
         try:
             raw, failed = ask.result.dumps(ask.function(*ask.args, **ask.kwargs)), False
         except Unwound:
-            self._call_soon(self._unwound, journal)
             return
         except BaseException as error:
             raw, failed = dump_exception(error, _raises(journal)), True
@@ -510,8 +546,10 @@ class Sections:
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def _ended(self, journal: Journal, raw: bytes, failed: bool) -> None:
+        """The function has returned or raised. What it makes of being unwound (a `finally` that returns or raises, an
+        `except BaseException`) is no outcome."""
         live, ask = journal.live, journal.ask
-        if journal.is_closed or live.is_gone:
+        if journal.is_closed or journal.is_suspended or live.is_gone:
             return
         unused = tuple(f"{r.lane}/{r.name}" for r in journal.unused if r.outcome is not None)
         journal.close()
@@ -536,22 +574,19 @@ class Sections:
             journal.is_suspended = True
             for request in waits:
                 request.future.set_exception(Unwound("waiting: this thread is given back"))
+            deadline = min((r.deadline for r in waits if r.deadline is not None), default=None)
+            if deadline is not None:
+                self.turns.clock.wake_at(deadline, lambda: self._host_again(journal))
         else:
             self._loop.call_later(UNWIND_SECONDS / 4, self._unwind_if_waiting, journal)
 
-    def _unwound(self, journal: Journal) -> None:
-        """The thread has ended; the run may leave memory now, or the section is hosted again when there is news."""
-        if not journal.is_closed and journal.is_suspended:
-            deadline = min((r.deadline for r in journal.requests.values() if r.deadline is not None), default=None)
-            if deadline is not None:
-                self.turns.clock.wake_at(deadline, lambda: self._host_again(journal))
-
     def _host_again(self, journal: Journal) -> None:
-        live = journal.live
-        if journal.is_suspended and not journal.is_closed and not live.is_gone and not live.is_leaving:
-            journal.is_suspended = False
-            journal.rewind()
-            self._host(journal)
+        """From its start, with a journal of its own: to the thread that is being unwound the old one stays closed."""
+        live, key = journal.live, (journal.live.rid, journal.ask.key)
+        if self._journals.get(key) is journal and journal.is_suspended and not (live.is_gone or live.is_leaving):
+            journal.close()
+            self._journals[key] = again = Journal(self, live, journal.ask, journal.history)
+            self._host(again)
 
     def deadline(self, live: LiveRun) -> int | None:
         """When the earliest wait of a suspended section ends."""
@@ -583,8 +618,8 @@ class Sections:
             self._host_again(journal)
             return
         for request in list(journal.requests.values()):
-            if request.name == f"receive:{name}":
-                request.perform(request)
+            if request.name == f"receive:{name}" and not request.is_reported:
+                journal.perform(request)
                 return
 
     def perform_again(self, live: LiveRun, key: Key) -> None:
@@ -592,7 +627,25 @@ class Sections:
         for journal in self._of(live):
             request = journal.requests.get(key)
             if request is not None:
-                request.perform(request)
+                journal.perform(request)
+
+    def go_on(self, live: LiveRun) -> None:
+        """The run is not paused any more."""
+        for journal in self._of(live) if live.has_sections else ():
+            if live.execution.open.get(journal.ask.key) is not journal.ask:
+                continue  # cancelled
+            if journal.is_suspended and any(request.is_held_back for request in journal.requests.values()):
+                self._host_again(journal)
+            else:
+                journal.go_on()
+
+    def children_left(self, live: LiveRun, key: Key) -> list[str]:
+        """Ids of child runs that a section has started and whose end is not known."""
+        journal = self._journals.get((live.rid, key))
+        recorded = live.execution.known.journals.get(f"{key[0]}:{key[1]}", [])
+        events = [event for event, _, _ in (journal.history if journal is not None else recorded)]
+        ended = {event.run_id for event in events if isinstance(event, e.ChildEnded)}
+        return [event.run_id for event in events if isinstance(event, e.ChildStarted) and event.run_id not in ended]
 
     def _of(self, live: LiveRun) -> list[Journal]:
         return [journal for (rid, _), journal in self._journals.items() if rid == live.rid]

@@ -381,9 +381,13 @@ class Turns:
                     command.is_recorded = True
                     live.entries.append(_start_of(command))
 
+        live.unperformed.append(commands)
+
         def perform() -> None:
-            for command in commands:
-                self._perform(live, command)
+            if commands in live.unperformed:  # else the run has ended meanwhile
+                live.unperformed.remove(commands)
+                for command in commands:
+                    self._perform(live, command)
 
         if live.has_something_to_write:
             live.then.append(perform)
@@ -434,6 +438,7 @@ class Turns:
         self.on_child(ask.run_id)
         ask.is_started = True
         live.watches.append(Watch(ask.run_id, live.rid, mail.child_key(ask)))
+        live.execution.children[ask.key] = ask.run_id
         started = e.ChildStarted(
             *ask.key, ask.name, ask.use, ask.run_id, ask.spec.version, ask.packed.digest, ask.on_cancel, is_attached
         )
@@ -465,18 +470,24 @@ class Turns:
         if isinstance(ask, StepAsk):
             self.performer.cancel(live, ask.key)
         elif isinstance(ask, SectionAsk):
+            self._tell_children(live, self.sections.children_left(live, ask.key))
             self.sections.cancel(live, ask.key)
         else:
-            live.letters.append(
-                mail.letter(ask.run_id, "cancel", body=b'{"reason":"the parent cancelled it"}', now=self.clock.now())
-            )
-            live.then.append(self.on_letters)
+            self._tell_children(live, [ask.run_id])
         task, n = ask.key
         live.record(e.CallCancelled(task, n, ask.name, ask.use))
         if live.blocked_calls.pop(ask.key, None) is not None:
             live.record(e.RunUnblocked("cancelled", "", *ask.key))
             live.change = self.parked_change(live)
         self._mark(live)
+
+    def _tell_children(self, live: LiveRun, run_ids: Iterable[str]) -> None:
+        """Cancel these child runs, in the same commit."""
+        for run_id in run_ids:
+            live.letters.append(
+                mail.letter(run_id, "cancel", body=b'{"reason":"the parent cancelled it"}', now=self.clock.now())
+            )
+            live.then.append(self.on_letters)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────
     def _deadline(self, live: LiveRun) -> int | None:
@@ -601,6 +612,7 @@ class Turns:
         live.change = self.parked_change(live)
         held, live.held = live.held, []
         live.execution.commands = held + live.execution.commands
+        live.then.append(lambda: self.sections.go_on(live))
         live.then.append(self.on_letters)
 
     def perform_again(self, live: LiveRun, key: tuple[str, int]) -> None:
@@ -631,10 +643,10 @@ class Turns:
         ending = live.execution.ending
         live.silence()
         self.performer.drop(live)
-        for command in live.execution.commands:
+        for command in [*live.held, *itertools.chain(*live.unperformed), *live.execution.commands]:
             if isinstance(command, Cancelled):
                 self._cancel(live, command.ask)
-        live.execution.commands = []
+        live.held, live.unperformed, live.execution.commands = [], [], []
         for ask in list(live.execution.open.values()):
             if isinstance(ask, ChildAsk):
                 self.start_child(live, ask)
@@ -645,11 +657,25 @@ class Turns:
 
     def end_failed(self, live: LiveRun, raw: bytes) -> None:
         """End a run as failed, by a person's decision."""
+        self._tell_children(live, self._children_left(live))
         self._finish(live, Status.FAILED, e.RunFailed, raw)
 
     def end_by_force(self, live: LiveRun) -> None:
         """End a run as cancelled without running any of its code."""
+        self._tell_children(live, self._children_left(live))
         self._finish(live, Status.CANCELLED, lambda _: e.RunCancelled(forced=True), mail.CANCELLED)
+
+    def _children_left(self, live: LiveRun) -> list[str]:
+        """Ids of child runs that are not to outlive this one, where its code cannot cancel them any more."""
+        execution = live.execution
+        asks = [ask for ask in execution.open.values() if isinstance(ask, ChildAsk) and ask.is_started]
+        sections = [ask.key for ask in execution.open.values() if isinstance(ask, SectionAsk)]
+        never_asked_for = [c for key, c in execution.known.children.items() if key not in execution.children]
+        return [
+            *(ask.run_id for ask in asks if ask.on_cancel == "wait"),
+            *(run_id for key in sections for run_id in self.sections.children_left(live, key)),
+            *(started.run_id for started in never_asked_for if started.on_cancel == "wait" and not started.is_in_section),
+        ]
 
     def _finish(self, live: LiveRun, status: Status, event: Callable[[bytes], e.Event], raw: bytes) -> None:
         self.performer.drop(live)
