@@ -10,7 +10,8 @@ def main() -> None:
     try:
         from perdure.cli.app import app
     except ModuleNotFoundError as error:
-        if error.name not in {"typer", "rich"}:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in {"typer", "rich"}:
             raise
-        sys.exit(f'the command line needs {error.name}: pip install "perdure[cli]"')
+        sys.exit(f'perdure: the command line needs {missing}: pip install "perdure[cli]"')
     app(prog_name="perdure")

@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from perdure import __version__
+from perdure.cli import code, inbox, runs, store
 from perdure.cli import demo as demo_package
-from perdure.cli import inbox, runs, store
 from perdure.cli.exits import MEANINGS, Commands, ExitCode
 from perdure.cli.run import run, start
 from perdure.cli.worker import worker
 
-EPILOG = "\b\nExit codes:\n" + "\n".join(f"{code.value:>5}  {meaning}" for code, meaning in MEANINGS.items())
+EPILOG = "\b\nExit codes:\n" + "\n".join(f"{which.value:>5}  {meaning}" for which, meaning in MEANINGS.items())
 
 app = typer.Typer(
     name="perdure",
@@ -35,6 +35,7 @@ def _print_version(is_wanted: bool) -> None:
 
 @app.callback()
 def perdure(
+    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error, wherever it stands.")] = False,
     version: Annotated[
         bool,
@@ -42,7 +43,10 @@ def perdure(
     ] = False,
 ) -> None:
     """Durable execution for AI agents: what was killed at step 47 goes on from step 47."""
-    logging.basicConfig(level=logging.WARNING, format="perdure: %(message)s")
+    if context.invoked_subcommand == "worker":
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    else:
+        logging.basicConfig(level=logging.WARNING, format="perdure: %(message)s")
 
 
 def demo(
@@ -58,4 +62,5 @@ for command in (run, start, worker, demo):
     app.command()(command)
 app.add_typer(runs.app, name="runs")
 app.add_typer(inbox.app, name="inbox")
+app.add_typer(code.app, name="code")
 app.add_typer(store.app, name="store")

@@ -142,6 +142,14 @@ class Commands(TyperGroup):
         options["standalone_mode"] = False
         sys.exit(guarded(lambda: super(Commands, self).main(given, *more, **options), is_debugging=is_debugging))
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            return _ended_by_reader()
+        return code
+
 
 def without_debug(args: list[str]) -> tuple[list[str], bool]:
     """`--debug` may stand anywhere before `--`."""
@@ -154,8 +162,6 @@ def guarded(command: Callable[[], Any], *, is_debugging: bool) -> int:
     """The exit code of a command, which gives it, or raises."""
     try:
         code = command()
-    except BrokenPipeError:
-        return _ended_by_reader()
     except (typer.Abort, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     except Exception as error:

@@ -17,6 +17,9 @@ from rich.text import Text
 
 VALUE_CHARACTERS_MAX = 200
 
+FOLDED = {"what", "what happened", "value", "tags", "count"}
+"""Columns that take several lines where a terminal is narrow."""
+
 
 def print_json(value: Any) -> None:
     """JSON on stdout: indented for people, one line in pipes."""
@@ -36,8 +39,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty:
 
 def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, no_wrap=number < len(columns) - 1, overflow="fold")
+    for column in columns:
+        table.add_column(column, no_wrap=column not in FOLDED, overflow="fold")
     for row in rows:
         table.add_row(*[Text(safe(cell)) for cell in row])
     Console().print(table)

@@ -14,13 +14,12 @@ import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 from perdure.api.script import with_children
 from perdure.api.workflow import AnyWorkflow, Step, SyncStep, SyncWorkflow, Workflow
 from perdure.cli.exits import CommandError
 from perdure.errors import PerdureError, UnknownNameError
-from perdure.specs import WorkflowSpec
 
 
 def workflow_at(target: str) -> tuple[AnyWorkflow, list[AnyWorkflow]]:
@@ -52,12 +51,7 @@ def workflows_in(module: ModuleType) -> list[AnyWorkflow]:
 
 
 def _version(workflow: AnyWorkflow) -> int:
-    return spec_of(workflow).version
-
-
-def spec_of(workflow: AnyWorkflow) -> WorkflowSpec:
-    """What was declared of a workflow."""
-    return cast(WorkflowSpec, workflow.spec)
+    return workflow.spec.version
 
 
 def _has_name(target: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Annotated
 
 import typer
@@ -12,7 +11,7 @@ from perdure.api.runtime import Worker
 from perdure.cli.exits import ExitCode, Stopped, complain
 from perdure.cli.options import StoreOption, any_store, seconds_from
 from perdure.cli.stopping import run_until_stopped
-from perdure.cli.target import spec_of, workflows_at
+from perdure.cli.target import workflows_at
 
 TargetsArgument = Annotated[
     list[str],
@@ -34,14 +33,13 @@ def worker(
     SIGTERM or Ctrl-C stops it within two seconds; runs that are not finished are named, and any worker goes on with
     them. So does every other worker on the store when this one is killed.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     workflows = workflows_at(targets)
     with any_store(store) as opened:
         worker = Worker(
             opened, workflows=workflows, lease=seconds_from(lease, option="--lease"), concurrent_runs=runs,
             concurrent_steps=steps, threads=threads, guard=guard,
         )  # fmt: skip
-        names = ", ".join(sorted(f"{workflow.name}/{spec_of(workflow).version}" for workflow in workflows))
+        names = ", ".join(sorted(f"{workflow.name}/{workflow.spec.version}" for workflow in workflows))
         try:
             run_until_stopped(lambda: _serve(worker, f"worker serves {names} on {opened.url}"))
         except Stopped:

@@ -1,0 +1,49 @@
+"""`perdure code`: what can be said about code before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from perdure.audit.lint import Finding, Severity, lint_path
+from perdure.cli.exits import CommandError, ExitCode, complain
+from perdure.cli.options import JsonOption
+from perdure.cli.show import print_json, say
+
+app = typer.Typer(no_args_is_help=True, help="Look at code before it runs.")
+
+
+@app.command()
+def lint(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, or folders.", show_default=False)],
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings count like errors.")] = False,
+    json: JsonOption = False,
+) -> ExitCode:
+    """Find what a replay cannot repeat, by reading the source. Nothing is imported, nothing is run."""
+    for path in paths:
+        if not Path(path).exists():
+            raise CommandError(f"there is no file or folder {path}")
+    findings = [finding for path in paths for finding in lint_path(path)]
+    if json:
+        print_json([_json(finding) for finding in findings])
+    else:
+        for finding in findings:
+            say(str(finding))
+        complain(_count(findings))
+    counting = {Severity.ERROR, Severity.WARNING} if strict else {Severity.ERROR}
+    return ExitCode.FAILED if any(finding.severity in counting for finding in findings) else ExitCode.OK
+
+
+def _json(finding: Finding) -> dict[str, Any]:
+    return {
+        "file": finding.filename, "line": finding.line, "column": finding.column, "rule": finding.rule,
+        "severity": str(finding.severity), "function": finding.function, "message": finding.message, "fix": finding.fix,
+    }  # fmt: skip
+
+
+def _count(findings: Sequence[Finding]) -> str:
+    numbers = {severity: sum(finding.severity is severity for finding in findings) for severity in Severity}
+    return ", ".join(f"{number} {severity}s" for severity, number in numbers.items() if number) or "nothing found"
