@@ -1,7 +1,7 @@
 """A history that was written under one Python is replayed under every later one.
 
-Looks for virtual environments with other Pythons beside the project (`.venv-3.12`, made by scripts/test), and always
-takes the Python that runs the tests; without others it proves that much less.
+Takes the Python that runs the tests and those that PERDURE_PYTHONS names (scripts/test makes virtual environments with
+the others that it finds); without others it proves that much less.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PROGRAM = Path(__file__).with_name("program.py")
 def pythons() -> dict[tuple[int, int], str]:
     """Minor version → interpreter."""
     found = {sys.version_info[:2]: sys.executable}
-    for interpreter in [*PROJECT.glob(".venv/bin/python"), *PROJECT.glob(".venv-3.*/bin/python")]:
+    for interpreter in filter(None, os.environ.get("PERDURE_PYTHONS", "").split(os.pathsep)):
         said = subprocess.run(
             [interpreter, "-c", "import msgspec, sys; print(*sys.version_info[:2])"], capture_output=True, text=True
         )
         if said.returncode == 0:
             major, minor = said.stdout.split()
-            found.setdefault((int(major), int(minor)), str(interpreter))
+            found.setdefault((int(major), int(minor)), interpreter)
     return dict(sorted(found.items()))
 
 
