@@ -19,6 +19,7 @@ from perdure.clock import MICROSECONDS, Alarm, Clock
 from perdure.engine import exact
 from perdure.errors import StoreError
 from perdure.runtime.lease import Lease
+from perdure.runtime.live import LiveRun
 from perdure.runtime.turn import Turns
 from perdure.runtime.writer import Writer
 from perdure.specs import WorkflowSpec
@@ -34,7 +35,9 @@ SHUTDOWN_SECONDS_MAX = 1.5
 
 @dataclass(frozen=True)
 class Options:
-    """How a worker behaves. Seconds are real time. `lease` and `stopwatch` are the machine's; a simulation has its own."""
+    """How a worker behaves. Seconds are real time. `lease` and `stopwatch` are the machine's; a simulation has its own.
+
+    `drive`, if given, drives each turn: it calls what it is given."""
 
     lease_seconds: float = 10.0
     evict_after_seconds: float = 1.0
@@ -46,6 +49,7 @@ class Options:
     provided: Mapping[type, Any] = field(default_factory=dict[type, Any])
     compare_all_inputs: bool = False
     guard: bool = False
+    drive: Callable[[LiveRun, Callable[[], None]], None] | None = None
     lease: Callable[..., Lease] = Lease
     stopwatch: Callable[[], float] = time.monotonic
 
@@ -89,7 +93,7 @@ class Host:
         self.turns = Turns(
             self.worker, store, clock, self.writer, self.catalog, steps_max=options.steps_max,
             threads_max=options.threads_max, provided=options.provided, compare_all_inputs=options.compare_all_inputs,
-            guard=_guard() if options.guard else None, stopwatch=options.stopwatch,
+            guard=options.drive or (_guard() if options.guard else None), stopwatch=options.stopwatch,
         )  # fmt: skip
         self.turns.on_letters = self.kick
         self.turns.on_trouble = self.be_unsure
@@ -239,6 +243,12 @@ class Host:
         self.release_idle()
         while not self.writer.is_idle and self._loop.time() < until:
             await asyncio.sleep(0.001)
+        await self._drop_everything()
+        self._guarded(lambda: self.store.leave(self.worker))
+        exact.uninstall()
+        return unfinished
+
+    async def _drop_everything(self) -> None:
         self._is_closed = True
         for handle in (self._poll_handle, self._alarm):
             if handle is not None:
@@ -250,9 +260,18 @@ class Host:
         self.turns.close()
         self.lease.close()
         self.writer.close()
-        self._guarded(lambda: self.store.leave(self.worker))
+
+    async def abandon(self) -> None:
+        """Stop dead, as near as a live process comes to being killed: nothing is written, nothing given back. For tests."""
+        self.turns.is_stopping = True
+        await self._drop_everything()
         exact.uninstall()
-        return unfinished
+
+    def learn(self, spec: WorkflowSpec) -> None:
+        """From now on take runs of this workflow, too."""
+        self.catalog.update(catalog_of({spec.key: spec}))
+        self.known = frozenset(self.catalog)
+        self.kick()
 
 
 def _guard() -> Any:

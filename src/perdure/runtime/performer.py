@@ -104,6 +104,7 @@ class Performer:
         self._queue: deque[Flight] = deque()
         self._alarm: Alarm | None = None
         self._alarm_at = 0
+        self.on_launch: Callable[[Flight], None] = _nothing
 
     # ── flights ──────────────────────────────────────────────────────────────────────────────
     def start(self, live: LiveRun, ask: StepAsk) -> None:
@@ -148,6 +149,7 @@ class Performer:
         flight.started_at = flight.beat_at = now
         flight.deadline = self._deadline(flight)
         self._running.add(flight)
+        self.on_launch(flight)
         if not self._alarm_at or flight.deadline < self._alarm_at:
             self._set_alarm(flight.deadline)
         context = self._context.copy()
@@ -370,6 +372,10 @@ class Performer:
         if self._alarm is not None:
             self._alarm.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _nothing(flight: Flight) -> None:
+    """Nobody watches."""
 
 
 _NO_ATTEMPTS = Attempts()
