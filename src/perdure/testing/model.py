@@ -16,6 +16,7 @@ import msgspec
 
 from perdure.clock import MICROSECONDS
 from perdure.codec import load_exception
+from perdure.engine.loop import UNWINDING_ROUNDS_MAX
 from perdure.history import events as e
 from perdure.runtime.load import Past
 from perdure.testing import programs as p
@@ -170,8 +171,19 @@ class Model:
                     self._begin_at(at)
                 self._deliver(event, self.past.output(index))
                 self._settle_all()
-        self.is_closing = True
+        self._close()
         return self.trace
+
+    def _close(self) -> None:
+        """End whatever is suspended; nothing of it is seen, or called, any more."""
+        self.is_closing = True
+        for _ in range(UNWINDING_ROUNDS_MAX):
+            if not self.loop.live_tasks:
+                break
+            for task in self.loop.live_tasks:
+                task.cancel()
+            self.loop.run_dry()
+        self.loop.close()
 
     @property
     def is_over(self) -> bool:
@@ -220,7 +232,12 @@ class Model:
             end(future)
 
     # ── what a program is offered ────────────────────────────────────────────────────────────
+    def _refuse_when_closing(self) -> None:
+        if self.is_closing:
+            raise asyncio.CancelledError
+
     def _call(self, asked: Asked, *, holds: bool = True) -> asyncio.Future[int]:
+        self._refuse_when_closing()
         future: asyncio.Future[int] = self.loop.create_future()
         if asked in self._calls:
             self.problem = self.problem or f"{asked} is asked for twice"
@@ -236,6 +253,7 @@ class Model:
         return self._call(Asked(node.number, digest))
 
     async def sleep(self, seconds: float) -> None:
+        self._refuse_when_closing()
         future: asyncio.Future[None] = self.loop.create_future()
         self._in_flight.append(future)
         at = self._now + round(seconds * MICROSECONDS)
@@ -246,6 +264,7 @@ class Model:
             timer.cancel()
 
     async def receive(self, message: str, within: float | None) -> int:
+        self._refuse_when_closing()
         async with asyncio.timeout(within):
             return await self._queue(message).get()
 

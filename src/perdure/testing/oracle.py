@@ -161,7 +161,6 @@ class _Judge:
         """The code saw what it would have seen on stock asyncio."""
         model = Model(self._simulator.program, past, self._info.run_id)
         expected = model.play().comparable
-        model.loop.close()
         seen = final.comparable
         if model.is_open_ended:
             expected = expected[: model.known_sights]
