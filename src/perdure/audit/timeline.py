@@ -71,7 +71,8 @@ class _Teller:
         told = tell(event)
         if isinstance(event, e.ChapterStarted):
             self._starts.clear()
-        began = told.since or self._answer(event)
+        answered = self._answer(event)
+        began = told.since or answered
         call = event.label if isinstance(event, e.Keyed) else getattr(event, "call", None) or ""
         took = (row.at - began) / MICROSECONDS if began and row.at >= began else None
         value = self._value(row, event, told.slot)
