@@ -279,8 +279,11 @@ class Client:
 
     async def __aenter__(self) -> Self:
         self._open = store_from(self._given, self._clock)
-        self._endings_open = Endings(self._open, polls=self._polls)
+        self._endings_open = self._make_endings(self._open)
         return self
+
+    def _make_endings(self, store: Store) -> Endings:
+        return Endings(store, polls=self._polls)
 
     async def __aexit__(self, *error: object) -> None:
         if self._endings_open is not None:

@@ -226,6 +226,13 @@ class Host:
                 self.turns.release(live)
 
     @property
+    def is_still(self) -> bool:
+        """Whether nothing happens until time passes or something comes from outside."""
+        turns = self.turns
+        is_idle = self.writer.is_idle and not self._kick_is_scheduled and not turns.performer.running
+        return is_idle and all(map(turns.is_still, turns.live.values()))
+
+    @property
     def is_quiet(self) -> bool:
         """Whether nothing is under way: what is left only waits."""
         return (

@@ -239,6 +239,12 @@ class Journal:
             return frame is None or frame.f_code.co_filename.endswith(_WAITING_MODULES)
         return self._loop.time() - self.last_activity > HELD_TASKS_SECONDS
 
+    @property
+    def only_waits(self) -> bool:
+        """Whether everybody in here waits for time, messages or children."""
+        waits = bool(self.requests) and not self.held and all(r.is_wait for r in self.requests.values())
+        return waits and all(map(self._is_waiting, self.participants))
+
     def deliver(self, event: e.Keyed, at: int, raw: bytes | None) -> None:
         """Something of this section is durable."""
         self._remember(event, at, raw)
@@ -665,6 +671,10 @@ class Sections:
             for rid, key in list(self._journals):
                 if rid == live.rid:
                     self.cancel(live, key)
+
+    def only_waits(self, live: LiveRun) -> bool:
+        """Whether all hosted code of the run waits for time to pass, or for news from outside."""
+        return not live.has_sections or all(j.is_suspended or j.only_waits for j in self._of(live))
 
     def is_busy(self, live: LiveRun) -> bool:
         """Whether some section of the run is doing more than wait."""

@@ -593,6 +593,12 @@ class Turns:
                 return reason
         return "timer"
 
+    def is_still(self, live: LiveRun) -> bool:
+        """Whether nothing happens in this run until time passes or something comes from outside. What is left of its
+        steps waits for the next attempt."""
+        moves = live.is_in_turn or live.under_way or live.has_something_to_write or live.is_leaving or live.then
+        return not moves and not live.undelivered and self.sections.only_waits(live)
+
     def may_leave(self, live: LiveRun) -> bool:
         """Whether nothing is under way that would be lost with the memory."""
         quiet = not (
