@@ -74,8 +74,8 @@ class Record(NamedTuple):
 class Request:
     """What foreign code asks for. `future` is answered on the host loop and waited for wherever the code runs.
 
-    `is_reported`: an outcome is on its way into the history, so no other may follow. `is_held_back`: the run is paused or
-    blocked; it is performed when that is over."""
+    `is_reported`: an outcome is on its way into the history, so no other may follow. `is_held_back`: the run is paused
+    or blocked; it is performed when that is over."""
 
     def __init__(self, lane: str, name: str, arguments: bytes | None, perform: Callable[[Request], None]) -> None:
         self.lane, self.name, self.arguments, self.perform = lane, name, arguments, perform
@@ -486,7 +486,8 @@ class Journal:
             kept = wanted.packed if wanted.record is None else None
             wanted.record = wanted.record or Record(wanted.key, wanted.lane, wanted.name, wanted.digest, None, 0, None)
             event = kind(
-                *wanted.key, wanted.name, wanted.key[1] + 1, output=output.digest, attempt=attempt, started_at=started_at,
+                *wanted.key, wanted.name, wanted.key[1] + 1, output=output.digest, attempt=attempt,
+                started_at=started_at,
                 input=None if kept is None else kept.digest, **more,
             )  # fmt: skip
             self._turns.report(

@@ -386,6 +386,9 @@ class Turns:
         def perform() -> None:
             if commands in live.unperformed:  # else the run has ended meanwhile
                 live.unperformed.remove(commands)
+                if live.is_parked:  # meanwhile
+                    live.held.extend(commands)
+                    return
                 for command in commands:
                     self._perform(live, command)
 
@@ -625,7 +628,9 @@ class Turns:
         """A person wants a stuck step tried again: its attempts count anew."""
         ask = live.execution.open.get(key)
         live.execution.known.attempts.pop(key, None)
-        if isinstance(ask, StepAsk):
+        if isinstance(ask, StepAsk) and live.is_parked:
+            live.held.append(ask)
+        elif isinstance(ask, StepAsk):
             self._perform(live, ask)
         elif live.has_sections:
             self.sections.perform_again(live, key)
@@ -680,7 +685,8 @@ class Turns:
         return [
             *(ask.run_id for ask in asks if ask.on_cancel == "wait"),
             *(run_id for key in sections for run_id in self.sections.children_left(live, key)),
-            *(started.run_id for started in never_asked_for if started.on_cancel == "wait" and not started.is_in_section),
+
+                       *(started.run_id for started in never_asked_for if started.on_cancel == "wait" and not started.is_in_section),
         ]
 
     def _finish(self, live: LiveRun, status: Status, event: Callable[[bytes], e.Event], raw: bytes) -> None:
@@ -780,8 +786,8 @@ def _refused(entry: Entry, other: RunInfo) -> list[Entry]:
     if not isinstance(started, e.ChildStarted):
         return [entry]
     error = RunConflictError(
-        f"run id {other.run_id!r} belongs to {other.workflow} version {other.version} with another input: give the child "
-        "another id"
+        f"run id {other.run_id!r} belongs to {other.workflow} version {other.version} with another input: give the
+        child " "another id"
     )
     raw = dump_exception(error, ())
     output = pack(raw, Memo())
