@@ -5,7 +5,7 @@ What stands behind a fence's language says what a test does with the block:
     ```python run        a whole program: it is run, and the ```text block that follows is what it prints
     ```python file=NAME  a file of this page; `console` blocks find it there
     ```python            read by people; it has to compile, and the names of perdure in it have to exist
-    ```console           commands after `$ `, in the folder of the page's files; other lines are what they print
+    ```console run       commands after `$ `, in the folder of the page's files; other lines are what they print
 
 In what is printed, `…` stands for anything within a line, and a line with nothing but `…` for any lines.
 """
@@ -42,6 +42,10 @@ class Block:
         return next((mark.removeprefix("file=") for mark in self.marks if mark.startswith("file=")), None)
 
     @property
+    def is_run(self) -> bool:
+        return "run" in self.marks
+
+    @property
     def name(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
@@ -59,9 +63,8 @@ def programs(page: Path) -> Iterator[tuple[Block, str]]:
     """The runnable blocks of a page, each with what it is said to print."""
     found = list(blocks(page))
     for block, after in zip(found, [*found[1:], None], strict=False):
-        if "run" in block.marks:
-            shown = after is not None and after.language == "text" and "run" not in after.marks
-            yield block, after.body if after is not None and shown else ""
+        if block.is_run and block.language == "python":
+            yield block, after.body if after is not None and after.language == "text" else ""
 
 
 def matches(expected: str, printed: str) -> bool:

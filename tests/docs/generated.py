@@ -10,7 +10,7 @@ import ast
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +19,13 @@ from tests.docs.conftest import PAGES, ROOT
 from tests.docs.defaults import DEFAULTS
 from tests.test_layout import MAY_IMPORT, PURE
 from tests.test_layout import ROOT as IMPORT_ROOT
+from typer.main import get_command
 
 import perdure
 from perdure import errors
 from perdure.api import inbox
+from perdure.cli.app import app
+from perdure.cli.exits import MEANINGS
 from perdure.history import events
 from perdure.http import classify
 from perdure.store.protocol import Status
@@ -260,6 +263,48 @@ def _says(file: Path) -> str:
     return re.split(r"(?<=[.?])\s", sentence(docstring.split("\n\n")[0]), maxsplit=1)[0].rstrip(".")
 
 
+# ── the command line ────────────────────────────────────────────────────────────────────────
+
+SAID_ONCE = {"--store", "--json", "--help"}
+
+
+def exit_codes() -> str:
+    return table(("code", "means"), [(f"{code.value}", meaning) for code, meaning in MEANINGS.items()])
+
+
+def commands() -> str:
+    return "\n".join(_commands(get_command(app), "perdure"))
+
+
+def _commands(command: Any, path: str) -> Iterator[str]:
+    for name, inner in getattr(command, "commands", {}).items():
+        if hasattr(inner, "commands"):
+            yield from _commands(inner, f"{path} {name}")
+        else:
+            yield _command(inner, f"{path} {name}")
+
+
+def _command(command: Any, path: str) -> str:
+    arguments = [each for each in command.params if not each.opts[0].startswith("-")]
+    options = [each for each in command.params if each.opts[0].startswith("-") and each.opts[0] not in SAID_ONCE]
+    usage = " ".join([path, *map(_usage, arguments)])
+    text = "\n\n".join(sentence(paragraph) for paragraph in command.help.split("\n\n"))
+    rows = [(f"`{_usage(each)}`", _help(each)) for each in arguments]
+    rows += [(f"`{each.opts[0]}`", _help(each)) for each in options]
+    return f"### `{usage}`\n\n{text}\n" + (f"\n{table(('', ''), rows)}" if rows else "")
+
+
+def _usage(argument: Any) -> str:
+    name: str = argument.metavar or argument.name.upper()
+    return name if argument.required or name.startswith("[") else f"[{name}]"
+
+
+def _help(parameter: Any) -> str:
+    default = parameter.default
+    shown = f" (default: {default})" if default not in {None, False, "", "null"} and not parameter.required else ""
+    return f"{parameter.help.rstrip('.')}{shown}"
+
+
 # ── names and defaults ──────────────────────────────────────────────────────────────────────
 
 
@@ -288,6 +333,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "error_tree": error_tree,
     "event_kinds": event_kinds,
     "store_tables": store_tables,
+    "exit_codes": exit_codes,
+    "commands": commands,
     "layout": layout,
     "modules": modules,
     "public_names": public_names,

@@ -10,11 +10,11 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.docs.conftest import ROOT, Block, blocks, matches
+from tests.docs.conftest import ROOT, blocks, matches
+from tests.docs.test_console import commands, plain
 
 PAGE = ROOT / "docs" / "tutorial.md"
 MARK = "@@@ command"
@@ -37,25 +37,9 @@ LOOK = """import sqlite3, sys
 sys.exit(not is_so)
 """
 NOISE = re.compile(r"^.*: line \d+: +\d+ (?:Killed|Terminated).*\n|^\[\d+\].*\n", re.MULTILINE)
-VARIES = re.compile(
-    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:,\d+)?|\+?\b\d+(?:\.\d+)? m?s\b|sqlite:\S+"
-    r"|(?<=from )\S+|(?<=INFO perdure: worker )\S+"
-)
-"""Times, durations and names of workers."""
-
-
-def commands(block: Block) -> Iterator[tuple[str, str]]:
-    """The commands of a console block, each with what it prints."""
-    for part in re.split(r"^\$ ", block.body, flags=re.MULTILINE)[1:]:
-        command, _, printed = part.partition("\n")
-        if not command.startswith(INSTALLING):
-            yield command, printed
-
-
-def plain(text: str) -> str:
-    """The text without what is another one each time, and without the widths of columns."""
-    text = VARIES.sub("…", NOISE.sub("", text))
-    return "\n".join(" ".join(line.split()) for line in text.splitlines())
+def tidy(text: str) -> str:
+    """What was printed, without what the shell says of jobs."""
+    return plain(NOISE.sub("", text))
 
 
 def hastened(text: str) -> str:
@@ -87,13 +71,13 @@ def test_every_command_of_the_tutorial_works(tmp_path: Path, environment: dict[s
         if block.file is not None:
             (folder / block.file).write_text(hastened(block.body), encoding="utf-8")
         elif block.language == "console":
-            steps += commands(block)
+            steps += [step for step in commands(block) if not step[0].startswith(INSTALLING)]
     script = WAITING + "\n".join(f"echo '{MARK}'\n{hastened(command)}" for command, _ in steps)
     said = run(script, folder, environment)
     printed = said.split(f"{MARK}\n")[1:]
     assert len(printed) == len(steps), said
     for (command, expected), output in zip(steps, printed, strict=True):
-        assert matches(plain(expected), plain(output)), f"$ {command}\n{output}"
+        assert matches(plain(expected), tidy(output)), f"$ {command}\n{output}"
     assert_little_is_asked_twice("coffee", printed)
     first, second = ((folder / name).read_text() for name in ("first.log", "second.log"))
     assert_little_is_asked_twice("cups", [first, second])
