@@ -681,12 +681,11 @@ class Turns:
         execution = live.execution
         asks = [ask for ask in execution.open.values() if isinstance(ask, ChildAsk) and ask.is_started]
         sections = [ask.key for ask in execution.open.values() if isinstance(ask, SectionAsk)]
-        never_asked_for = [c for key, c in execution.known.children.items() if key not in execution.children]
+        unclaimed = [c for key, c in execution.known.children.items() if key not in execution.children]
         return [
             *(ask.run_id for ask in asks if ask.on_cancel == "wait"),
             *(run_id for key in sections for run_id in self.sections.children_left(live, key)),
-
-                       *(started.run_id for started in never_asked_for if started.on_cancel == "wait" and not started.is_in_section),
+            *(child.run_id for child in unclaimed if child.on_cancel == "wait" and not child.is_in_section),
         ]
 
     def _finish(self, live: LiveRun, status: Status, event: Callable[[bytes], e.Event], raw: bytes) -> None:
@@ -786,8 +785,8 @@ def _refused(entry: Entry, other: RunInfo) -> list[Entry]:
     if not isinstance(started, e.ChildStarted):
         return [entry]
     error = RunConflictError(
-        f"run id {other.run_id!r} belongs to {other.workflow} version {other.version} with another input: give the
-        child " "another id"
+        f"run id {other.run_id!r} belongs to {other.workflow} version {other.version} with another input: "
+        "give the child another id"
     )
     raw = dump_exception(error, ())
     output = pack(raw, Memo())
