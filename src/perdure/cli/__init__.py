@@ -1,17 +1,26 @@
-"""The command line: `perdure`. One module per group of commands; `app` joins them."""
+"""The command line: `perdure`. One module per group of commands; `app` joins them.
+
+app        all commands, joined                exits      exit codes, and errors in one line
+run        run, start                          options    what many commands have
+worker     worker                              target     app.py:workflow → a workflow
+runs       runs list|show|wait|send|...        arguments  words → arguments, by the type hints
+inbox      inbox list|unblock                  outcome    waiting for a run, and telling how it ended
+code       code lint                           show       tables, times, JSON
+store      store stats|prune|backup|verify     stopping   SIGINT and SIGTERM
+demo/      demo
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 
 def main() -> None:
     """What the `perdure` command runs. The core does not need typer and rich, so they may be missing."""
-    try:
-        from perdure.cli.app import app
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in {"typer", "rich"}:
-            raise
-        sys.exit(f'perdure: the command line needs {missing}: pip install "perdure[cli]"')
+    for package in ("typer", "rich"):
+        if importlib.util.find_spec(package) is None:
+            sys.exit(f'perdure: the command line needs {package}: pip install "perdure[cli]"')
+    from perdure.cli.app import app
+
     app(prog_name="perdure")

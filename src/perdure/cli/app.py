@@ -10,7 +10,6 @@ import typer
 
 from perdure import __version__
 from perdure.cli import code, inbox, runs, store
-from perdure.cli import demo as demo_package
 from perdure.cli.exits import MEANINGS, Commands, ExitCode
 from perdure.cli.run import run, start
 from perdure.cli.worker import worker
@@ -55,7 +54,9 @@ def demo(
     ] = None,
 ) -> ExitCode:
     """Kill an agent in step 47, watch it go on from step 47, and show what the services it calls saw of it."""
-    return ExitCode(demo_package.demo(directory))
+    from perdure.cli.demo import demo as happen
+
+    return ExitCode(happen(directory))
 
 
 for command in (run, start, worker, demo):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.audit.lint import Finding, Severity, lint_path
 from perdure.cli.exits import CommandError, ExitCode, complain
 from perdure.cli.options import JsonOption
 from perdure.cli.show import print_json, say
+
+if TYPE_CHECKING:
+    from perdure.audit.lint import Finding
 
 app = typer.Typer(no_args_is_help=True, help="Look at code before it runs.")
 
@@ -23,6 +26,8 @@ def lint(
     json: JsonOption = False,
 ) -> ExitCode:
     """Find what a replay cannot repeat, by reading the source. Nothing is imported, nothing is run."""
+    from perdure.audit.lint import Severity, lint_path
+
     for path in paths:
         if not Path(path).exists():
             raise CommandError(f"there is no file or folder {path}")
@@ -45,5 +50,5 @@ def _json(finding: Finding) -> dict[str, Any]:
 
 
 def _count(findings: Sequence[Finding]) -> str:
-    numbers = {severity: sum(finding.severity is severity for finding in findings) for severity in Severity}
-    return ", ".join(f"{number} {severity}s" for severity, number in numbers.items() if number) or "nothing found"
+    numbers = Counter(finding.severity for finding in findings)
+    return ", ".join(f"{number} {severity}s" for severity, number in numbers.items()) or "nothing found"

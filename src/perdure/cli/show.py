@@ -11,10 +11,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 VALUE_CHARACTERS_MAX = 200
 
 FOLDED = {"what", "what happened", "value", "tags", "count"}
@@ -38,6 +34,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty:
 
 
 def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console  # takes a while to import, and pipes do not need it
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, no_wrap=column not in FOLDED, overflow="fold")
