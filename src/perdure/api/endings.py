@@ -25,14 +25,17 @@ class Endings:
         self._store = store
         self._polls = polls
         self.changed: Callable[[], bool] = store.changed
-        """Whether anybody committed since the last call. A store tells each piece of news once, so one alone may ask it."""
+        """Whether anybody committed since the last call. A store tells each piece of news once, so one alone may ask
+        it."""
+        self.is_here: Callable[[int], bool] = lambda rid: False
+        """Whether this process executes the run, and will tell of its end: then the store need not be asked."""
         self._awaited: dict[int, tuple[str, list[asyncio.Future[Standstill | None]]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._recent: OrderedDict[int, Standstill] = OrderedDict()
 
     def notify(self, rid: int, how: Standstill | None = None) -> None:
-        """The run ended or was parked. `how` is known if that happened in this process; the latest endings are kept, for
-        whoever asks a little later."""
+        """The run ended or was parked. `how` is known if that happened in this process; the latest endings are kept,
+        for whoever asks a little later."""
         if how is not None and how.status.is_final and len(how.raw or b"") <= RESULT_KEPT_BYTES_MAX:
             self._recent[rid] = how
             if len(self._recent) > ENDINGS_KEPT_MAX:
@@ -77,6 +80,8 @@ class Endings:
     def look(self) -> None:
         """See which of the awaited runs have come to a stop."""
         for rid, (run_id, _) in list(self._awaited.items()):
+            if self.is_here(rid):
+                continue
             info = self._store.find(run_id)
             if info is None or info.rid != rid or info.status.is_final or info.status is Status.BLOCKED:
                 self.notify(rid)

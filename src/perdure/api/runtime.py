@@ -77,7 +77,7 @@ class Runtime(Client):
             await super().__aexit__()
             raise
         self._host_open.turns.on_standstill = self._endings.notify
-        self._endings.changed = self._host_open.pass_news_on
+        self._endings.is_here = self._holds
         self._host_open.on_change = self._endings.look
         self._host_open.kick()
         return self
@@ -155,7 +155,8 @@ class Runtime(Client):
         return await super()._attach(info, new, spec)
 
     def _holds(self, rid: int) -> bool:
-        return rid in self._host.turns.live
+        live = self._host.turns.live.get(rid)
+        return live is not None and live.blocked is None and not live.blocked_calls
 
     def _mailed(self) -> None:
         self._host.kick()

@@ -85,7 +85,6 @@ class Host:
         self.on_change: Callable[[], None] = lambda: None
         self._has_store_trouble = False
         self._is_unsure = False
-        self._has_news_to_pass_on = False
         names = sorted(f"{name}/{version}" for name, version in self.known)
         store.enter(self.worker, lease_seconds=options.lease_seconds, workflows=names)
         exact.install()
@@ -131,8 +130,8 @@ class Host:
             self._has_store_trouble = False
 
     def be_unsure(self) -> None:
-        """Something did not go through, or its answer was lost. This worker may own runs that it does not hold (a claim,
-        a child just started), and news may have passed it by: see to both at the next poll."""
+        """Something did not go through, or its answer was lost. This worker may own runs that it does not hold (a
+        claim, a child just started), and news may have passed it by: see to both at the next poll."""
         self._is_unsure = True
 
     def _make_sure(self) -> None:
@@ -180,14 +179,12 @@ class Host:
         for worker, proven in lost:
             freed = self.store.take_over(worker, proven=proven, retry_after=self.options.retry_after_death_seconds)
             log.info("worker %s is %s: %d run(s) free", worker, "dead" if proven else "silent", freed)
-        if lost or self.store.changed():
-            self._has_news_to_pass_on = True
+        is_news = self.store.changed()
+        if lost or is_news:
             self.kick()
-
-    def pass_news_on(self) -> bool:
-        """Whether anybody committed since the last call: for one who may not ask the store, which tells its news once."""
-        news, self._has_news_to_pass_on = self._has_news_to_pass_on, False
-        return news
+        self._polls += 1
+        if is_news or self._polls % POLLS_BETWEEN_FULL_LOOKS == 0:
+            self.on_change()
 
     def _lost_everything(self) -> None:
         """Somebody declared this worker dead (its lease had run out): what it held belongs to others now."""
@@ -269,7 +266,8 @@ class Host:
         self.writer.close()
 
     async def abandon(self) -> None:
-        """Stop dead, as near as a live process comes to being killed: nothing is written, nothing given back. For tests."""
+        """Stop dead, as near as a live process comes to being killed: nothing is written, nothing given back. For
+        tests."""
         self.turns.is_stopping = True
         await self._drop_everything()
         exact.uninstall()
