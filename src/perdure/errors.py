@@ -126,7 +126,8 @@ class RunConflictError(RunError):
 
 
 class RunBlockedError(RunError):
-    """The run is parked until somebody acts. `reason` is one of the documented reasons, `hint` says what unblocks it."""
+    """The run is parked until somebody acts. `reason` is one of the documented reasons, `hint` says what unblocks
+    it."""
 
     def __init__(self, run_id: str, reason: str, hint: str) -> None:
         super().__init__(f"run {run_id} is blocked ({reason}): {hint}")

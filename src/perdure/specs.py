@@ -43,6 +43,21 @@ def seconds(duration: timedelta | float, *, what: str) -> float:
     return value
 
 
+def recordable(text: Any, *, what: str, length_max: int = 500) -> str:
+    """A name or an id as it can stand in a history. UsageError if it is empty, too long, or no text that is Unicode.
+
+    >>> recordable("claim-42", what="run id")
+    'claim-42'
+    """
+    if not isinstance(text, str) or not text.strip() or len(text) > length_max:
+        raise UsageError(f"{what} {text!r}: a text of 1 to {length_max} characters")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{what} {text!r}: it holds half a character (a lone surrogate), which no store takes") from None
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Retry:
     """How often a step is tried, and how long it waits in between.
@@ -78,7 +93,9 @@ class Retry:
         if not 0 <= self.jitter <= 1:
             raise DeclarationError(f"Retry(jitter={self.jitter!r}): a share of the wait, between 0 and 1")
         if first > longest:
-            raise DeclarationError(f"Retry(first_delay={first}, max_delay={longest}): the first wait exceeds the longest")
+            raise DeclarationError(
+                f"Retry(first_delay={first}, max_delay={longest}): the first wait exceeds the longest"
+            )
 
     @property
     def first_delay_seconds(self) -> float:

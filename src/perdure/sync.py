@@ -20,12 +20,19 @@ T = TypeVar("T")
 def _here(what: str) -> Any:
     journal = _journal()
     if journal is None:
-        raise UsageError(f"perdure.sync.{what}() belongs into a `def` workflow or hosted code; async workflows: perdure.{what}()")
+        raise UsageError(
+            f"perdure.sync.{what}() belongs into a `def` workflow or hosted code; async workflows: perdure.{what}()"
+        )
     return journal
 
 
 def sleep(
-    duration: timedelta | float | None = None, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0
+    duration: timedelta | float | None = None,
+    *,
+    days: float = 0,
+    hours: float = 0,
+    minutes: float = 0,
+    seconds: float = 0,
 ) -> None:
     """Wait; see `perdure.sleep`."""
     journal = _here("sleep")

@@ -1,4 +1,5 @@
-"""Foreign code with threads and a real HTTP client, killed at random: it always ends, and no healthy section is parked."""
+"""Foreign code with threads and a real HTTP client, killed at random: it always ends, and no healthy section is
+parked."""
 
 import random
 import subprocess
@@ -82,7 +83,9 @@ def test_random_kills_never_park_a_healthy_section(service: Service, tmp_path: P
     store_path = str(tmp_path / "runs.db")
     url = f"http://127.0.0.1:{service.server_address[1]}"
     for _ in range(LIVES_MAX):
-        with subprocess.Popen([sys.executable, str(PROGRAM), store_path, url], stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            [sys.executable, str(PROGRAM), store_path, url], stdout=subprocess.PIPE, text=True
+        ) as process:
             service.process, service.asked_in_this_life = process, 0
             output, _ = process.communicate(timeout=60)
         if process.returncode == 0:
@@ -101,5 +104,6 @@ def test_random_kills_never_park_a_healthy_section(service: Service, tmp_path: P
         completed += len([event for event in events if isinstance(event, e.StepCompleted)])
     store.close()
     assert completed == 2 * 8 * 5
-    # what was recorded was never asked again: a question goes out once per workflow, and once more for each kill at most
+    # what was recorded was never asked again: a question goes out once per workflow, and once more for each kill at
+    # most
     assert sum(service.asked.values()) - completed <= service.kills * 2 * 4

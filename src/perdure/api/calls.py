@@ -104,7 +104,8 @@ class DurableFunction(Generic[P, R]):
         return await asyncio.to_thread(function, *args, **kwargs)
 
     def _call_plain_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        """A `def` function called as usual: it blocks in a `def` workflow, is plain outside, refused in an async one."""
+        """A `def` function called as usual: it blocks in a `def` workflow, is plain outside, refused in an async
+        one."""
         if execution_here() is not None:
             raise UsageError(
                 f"{self.name} is a plain function: in an async workflow write `await {self.name}.call(...)`, "

@@ -32,7 +32,8 @@ from perdure.errors import (
 from perdure.history import events as e
 from perdure.runtime import load, mail
 from perdure.runtime.turn import Standstill
-from perdure.specs import WorkflowSpec, seconds
+from perdure.engine.execution import SECONDS_MAX
+from perdure.specs import WorkflowSpec, recordable, seconds
 from perdure.store.protocol import (
     Done,
     Ended,
@@ -187,6 +188,7 @@ class Run(Generic[R]):
             if name not in spec.receives:
                 raise UnknownNameError("declared message", name, spec.receives)
             codec = spec.receives[name]
+        recordable(name, what="message name")
         await self._post("message", name, codec.dumps(value))
 
     async def cancel(
@@ -316,7 +318,7 @@ class Client:
             raise UsageError(f"start({call.of.name}.call(...)): {call.of.name} is a step, not a workflow")
         raw = spec.arguments.dumps(call.args, call.kwargs)
         now = self._clock.now()
-        due = now + round(seconds(delay, what="delay") * 1_000_000)
+        due = now + round(_delay_seconds(delay) * 1_000_000)
         new = load.new_run(
             spec, _checked_id(id), raw, now=now, tags=tags, owner=None if delay else self._owner(spec), due_at=due
         )
@@ -441,12 +443,17 @@ def _by_key(workflows: Iterable[Any]) -> dict[tuple[str, int], WorkflowSpec]:
     return known
 
 
+def _delay_seconds(delay: timedelta | float) -> float:
+    wait = seconds(delay, what="delay")
+    if wait > SECONDS_MAX:
+        raise UsageError(f"start(delay={delay!r}): at most 100 years")
+    return wait
+
+
 def _checked_id(id: Any) -> str:
     if id is None:
         return str(uuid.uuid4())
-    if not isinstance(id, str) or not id.strip() or len(id) > 500:
-        raise UsageError(f"run id {id!r}: a text of 1 to 500 characters")
-    return id
+    return recordable(id, what="run id")
 
 
 def _statuses(status: Any) -> frozenset[Status] | None:
@@ -462,15 +469,18 @@ def _statuses(status: Any) -> frozenset[Status] | None:
 def _info_of(new: NewRun, rid: int) -> RunInfo:
     status = Status.RUNNING if new.owner else Status.QUEUED
     return RunInfo(
-        rid, new.run_id, new.workflow, new.version, status, None, None, new.owner, 1 if new.owner else 0, new.input_digest,
+        rid, new.run_id, new.workflow, new.version, status, None, None, new.owner, 1 if new.owner else 0,
+        new.input_digest,
         new.created_at, new.created_at, new.due_at, new.parent_run_id, new.tags, 0, None, None,
     )  # fmt: skip
 
 
 def _summary(info: RunInfo) -> RunSummary:
     return RunSummary(
-        info.run_id, info.workflow, info.version, info.status, info.reason or "", info.hint or "", when(info.created_at),
-        when(info.updated_at), None if info.due_at is None else when(info.due_at), info.tags, info.parent_run_id, info.owner,
+        info.run_id, info.workflow, info.version, info.status, info.reason or "", info.hint or "",
+        when(info.created_at),
+        when(info.updated_at), None if info.due_at is None else when(info.due_at), info.tags, info.parent_run_id,
+        info.owner,
     )  # fmt: skip
 
 
@@ -488,9 +498,7 @@ def _payload(store: Store, rid: int, row: Row, slot: Literal["input", "output"])
 def _readable(store: Store, rid: int, row: Row) -> HistoryEvent:
     event = e.decode(row.envelope)
     raw_in, raw_out = _payload(store, rid, row, "input"), _payload(store, rid, row, "output")
-    return HistoryEvent(
-        row.seq, when(row.at), row.kind, event, _plain(raw_in), _plain(raw_out), row.hash.hex()
-    )
+    return HistoryEvent(row.seq, when(row.at), row.kind, event, _plain(raw_in), _plain(raw_out), row.hash.hex())
 
 
 def _plain(raw: bytes | None) -> Any:

@@ -7,10 +7,11 @@ there; what has no meaning outside a run raises UsageError.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random as _random
 import uuid as _uuid
-from collections.abc import Callable, Generator, MutableMapping
+from collections.abc import Callable, Generator, Iterator, MutableMapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
 
@@ -19,9 +20,9 @@ from perdure.codec import arguments_codec_for, codec_for
 from perdure.engine.calls import ChildAsk
 from perdure.engine.execution import Execution
 from perdure.errors import UsageError
-from perdure.runtime.attempt import ATTEMPT, JOURNAL, Attempt
+from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, Attempt
 from perdure.runtime.performer import current_attempt
-from perdure.specs import OnCancel, WorkflowSpec, seconds
+from perdure.specs import OnCancel, WorkflowSpec, recordable, seconds
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -39,7 +40,8 @@ def _execution(what: str) -> Execution:
 
 
 def now() -> datetime:
-    """The time, UTC and aware. In a workflow: of the event being delivered, so the same on replay; it never goes back."""
+    """The time, UTC and aware. In a workflow: of the event being delivered, so the same on replay; it never goes
+    back."""
     execution = execution_here()
     if execution is not None:
         return execution.now()
@@ -206,7 +208,7 @@ class Section:
     """A place for code that needs threads or sockets of its own. See `section`."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name = recordable(name, what="perdure.section()")
 
     def __await__(self) -> Generator[Any, Any, Any]:
         raise UsageError(
@@ -214,8 +216,8 @@ class Section:
         )
 
     async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Host `function(*args)`: a `def` in a thread of its own, an `async def` on the program's loop. After a crash it
-        runs again from its start, with every step it made answered from the record."""
+        """Host `function(*args)`: a `def` in a thread of its own, an `async def` on the program's loop. After a crash
+        it runs again from its start, with every step it made answered from the record."""
         execution = _execution("section")
         is_async = asyncio.iscoroutinefunction(function)
         result = arguments_codec_for(function).result
@@ -223,15 +225,42 @@ class Section:
 
 
 def section(name: str) -> Section:
-    """Foreign code inside a run, hosted outside the workflow's loop: `await perdure.section("crew").run(kickoff, topic)`.
+    """Foreign code inside a run, hosted outside the workflow's loop.
 
-    Every model and tool call in it has to be a step (or go through `perdure.journal()`); those are recorded, the rest is
-    run again after a crash."""
+    >>> async def agent(topic: str) -> str:
+    ...     return await perdure.section("crew").run(kickoff, topic)  # doctest: +SKIP
+
+    Every model and tool call in it has to be a step (or go through `perdure.journal()`); those are recorded, the rest
+    is run again after a crash."""
     return Section(name)
 
 
 def _journal() -> Any:
     return JOURNAL.get() if ATTEMPT.get() is None else None
+
+
+def journal() -> Any:
+    """The journal of the hosted code that is running: for adapters, whose calls are no steps of their own.
+
+    `journal().call(name, request, perform)` answers the request from the record, or performs and records it.
+    UsageError outside of hosted code."""
+    here = _journal()
+    if here is None:
+        raise UsageError(
+            "perdure.journal() belongs into hosted code: perdure.section(...).run(function), or a `def` workflow"
+        )
+    return here
+
+
+@contextlib.contextmanager
+def lane(name: str) -> Iterator[None]:
+    """Say which lane of its section hosted code is in: adapters name their threads or agents so that a call is found
+    again under the same name."""
+    token = LANE.set(name)
+    try:
+        yield
+    finally:
+        LANE.reset(token)
 
 
 # ── inside a step ───────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Literal, Self, TypeVar
 
-from perdure.api.client import Client
+from perdure.api.calls import Call
+from perdure.api.client import Client, Run
 from perdure.clock import Clock
 from perdure.errors import UsageError
 from perdure.runtime.host import Host, Options, catalog_of
@@ -65,6 +66,7 @@ class Runtime(Client):
         )  # fmt: skip
         self._catalog = catalog_of(self._workflows)
         self._host_open: Host | None = None
+        self._starting = 0
         self.unfinished: list[str] = []
 
     async def __aenter__(self) -> Self:
@@ -127,6 +129,25 @@ class Runtime(Client):
         return self._host_open
 
     # ── how a Runtime does what a Client does ────────────────────────────────────────────────
+    async def start(
+        self,
+        call: Call[R],
+        *,
+        id: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        delay: timedelta | float = 0,
+    ) -> Run[R]:
+        """Start a run, durable when this returns; see `Client.start`. It is executed here at once, unless
+        `concurrent_runs` are in memory."""
+        self._starting += 1  # itself included, until the run is in memory
+        try:
+            return await super().start(call, id=id, tags=tags, delay=delay)
+        finally:
+            asyncio.get_running_loop().call_soon(self._has_started)
+
+    def _has_started(self) -> None:
+        self._starting -= 1
+
     async def _read(self, function: Callable[[], R]) -> R:
         return function()
 
@@ -140,7 +161,7 @@ class Runtime(Client):
                 f"this Runtime does not execute {spec.label}: add it to Runtime(workflows=[...]) (has: {known})"
             )
         host = self._host
-        return host.worker if len(host.turns.live) < self._options.runs_max else None
+        return host.worker if len(host.turns.live) + self._starting <= self._options.runs_max else None
 
     def _started(self, info: RunInfo, new: NewRun, raw: bytes) -> None:
         self._host.own.add(info.run_id)

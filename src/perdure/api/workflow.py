@@ -187,7 +187,8 @@ def _make_step(
     spec = StepSpec(
         name=name or function.__name__, function=function, is_async=is_async, arguments=arguments,
         result=arguments.result, retry=retry or Retry(), timeout_seconds=seconds(timeout, what="timeout"),
-        heartbeat_timeout_seconds=None if heartbeat_timeout is None else seconds(heartbeat_timeout, what="heartbeat_timeout"),
+        heartbeat_timeout_seconds=None if heartbeat_timeout is None else seconds(heartbeat_timeout,
+        what="heartbeat_timeout"),
         lazy=record == "lazy", record_input=record_input, ignore=tuple(ignore), digest_view=digest,
         raises=tuple(raises), on_input_drift=Drift(on_input_drift),
     )  # fmt: skip

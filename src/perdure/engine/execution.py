@@ -49,7 +49,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.history import events as e
-from perdure.specs import Drift, StepSpec, WorkflowSpec
+from perdure.specs import Drift, StepSpec, WorkflowSpec, recordable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,7 +74,8 @@ class Blocked(msgspec.Struct, frozen=True):
 
 
 class ContinueAsNew(BaseException):
-    """Ends a chapter: the workflow begins anew with other arguments. Not an Exception: user code must not swallow it."""
+    """Ends a chapter: the workflow begins anew with other arguments. Not an Exception: user code must not swallow
+    it."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
@@ -172,11 +173,39 @@ class Execution:
     """A run's code, its loop, and everything it has asked for and not got yet."""
 
     __slots__ = (
-        "_loose_randoms", "_refusals", "_root", "beginning", "cancel_carried", "cancelled", "children", "commands",
-        "compare_all_inputs", "ending", "expected", "failure", "handed", "holding", "is_closing", "is_replaying",
+        "_loose_randoms",
+        "_refusals",
+        "_root",
+        "beginning",
+        "cancel_carried",
+        "cancelled",
+        "children",
+        "commands",
+        "compare_all_inputs",
+        "ending",
+        "expected",
+        "failure",
+        "handed",
+        "holding",
+        "is_closing",
+        "is_replaying",
+        "is_unwinding",
+        "known",
         "last_large",
-        "is_unwinding", "known", "log", "loop", "mailbox", "memo", "notes", "now_us", "on_interruption", "open",
-        "outcomes_left", "receivers", "run_id", "same_manifest", "spec", "state",
+        "log",
+        "loop",
+        "mailbox",
+        "memo",
+        "notes",
+        "now_us",
+        "on_interruption",
+        "open",
+        "outcomes_left",
+        "receivers",
+        "run_id",
+        "same_manifest",
+        "spec",
+        "state",
     )  # fmt: skip
 
     def __init__(
@@ -592,6 +621,8 @@ class Execution:
         """A workflow is called from a workflow: a child run, with a derived id unless one is given."""
         if self.is_closing:
             return ChildAsk(NO_KEY, spec.name, 0, self._refuse())
+        if run_id is not None and recordable(run_id, what="run id") == self.run_id:
+            raise UsageError(f"run {run_id!r} cannot be its own child: it would wait for itself for ever")
         raw = spec.arguments.dumps(args, kwargs)
         _, key, use = self._identify(spec.name)
         ask = ChildAsk(key, spec.name, use, self._future())
@@ -687,6 +718,7 @@ class Execution:
                 ask.future.set_result(None)
 
     def _check_message_name(self, name: str) -> None:
+        recordable(name, what="message name")
         declared = self.spec.receives
         if declared is not None and name not in declared:
             raise UnknownNameError("declared message", name, declared)
@@ -711,6 +743,7 @@ class Execution:
 
         What is recorded behind this place shows that the run has passed it: calls, waits, and outcomes that are still
         to be delivered (a timer or a message belongs to no recorded call)."""
+        recordable(patch, what="perdure.patched()")
         answer = self.known.patches.get(patch)
         if answer is None:
             answer = not (self.known.recorded or self.expected or self.outcomes_left)

@@ -101,7 +101,7 @@ class StuckTurn(BaseException):
     """So many callbacks ran without one durable call that the code must be spinning."""
 
 
-_AbstractLoop: Any = asyncio.AbstractEventLoop  # its methods that we do not define say NotImplementedError, as they should
+_AbstractLoop: Any = asyncio.AbstractEventLoop  # whose methods say NotImplementedError where we define none
 
 
 class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]

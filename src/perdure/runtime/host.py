@@ -166,11 +166,11 @@ class Host:
     def _poll(self) -> None:
         if self._is_closed:
             return
+        self._poll_handle = self._loop.call_later(POLL_SECONDS, self._poll)  # first: whatever fails below
         self.lease.saw_loop()
         self._guarded(self._poll_store)
         self.turns.flush_lazy()
         self._evict_idle()
-        self._poll_handle = self._loop.call_later(POLL_SECONDS, self._poll)
 
     def _poll_store(self) -> None:
         if self._is_unsure:

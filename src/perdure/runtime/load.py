@@ -101,7 +101,10 @@ class Past:
         self.stored = stored
         self._rid = stored.info.rid
         self._store = store
-        self.events = [e.decode(row.envelope) for row in stored.rows]
+        try:
+            self.events = [e.decode(row.envelope) for row in stored.rows]
+        except msgspec.MsgspecError as error:
+            raise HistoryCorruptError(f"run {stored.info.run_id}: an event cannot be read: {error}") from error
         if not self.events or not isinstance(self.events[0], e.RunStarted | e.ChapterStarted):
             raise HistoryCorruptError(f"run {stored.info.run_id}: its chapter does not begin with a beginning")
 
@@ -151,6 +154,7 @@ class Past:
     def replay(self, execution: Execution) -> None:
         """Deliver every recorded outcome, in the order of the history."""
         execution.is_replaying = True
+        execution.outcomes_left = sum(event.is_outcome for event in self.events)
         rows, deliver = self.stored.rows, execution.deliver
         with execution.loop.entered():
             execution.begin()

@@ -19,6 +19,7 @@ from typing import Any
 
 from perdure.clock import MICROSECONDS, Alarm, Clock
 from perdure.codec import codec_for, dump_exception, pack
+from perdure.codec.exceptions import message_of
 from perdure.engine.calls import Attempts, StepAsk
 from perdure.errors import EncodeError, StepTimeoutError, UsageError
 from perdure.history import events as e
@@ -37,7 +38,8 @@ class Flight:
     """A step under way."""
 
     __slots__ = (
-        "airborne", "ask", "beat_at", "deadline", "details", "first_at", "is_over", "is_start_recorded", "live", "number",
+        "airborne", "ask", "beat_at", "deadline", "details", "first_at", "is_over", "is_start_recorded", "live",
+        "number",
         "performer", "started_at", "task",
     )  # fmt: skip
 
@@ -181,7 +183,7 @@ class Performer:
             ATTEMPT.set(flight)
             inside = contextvars.copy_context()
             value = await self._loop.run_in_executor(
-                self._threads, lambda: inside.run(ask.spec.function, *args, **kwargs)
+                self._threads, lambda: inside.run(_called, ask.spec.function, args, kwargs)
             )
         except asyncio.CancelledError:
             self._was_cancelled(flight, number)
@@ -251,7 +253,7 @@ class Performer:
             self._try_again(flight, error, decision.at, now)
         elif decision.needs_person:
             self._land(flight)
-            self._block(flight.live, "needs_person", f"{flight.ask.label}: {error}", flight)
+            self._block(flight.live, "needs_person", f"{flight.ask.label}: {message_of(error)}", flight)
         else:
             self._give_up(flight, error)
 
@@ -376,6 +378,14 @@ class Performer:
 
 def _nothing(flight: Flight) -> None:
     """Nobody watches."""
+
+
+def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A future takes no StopIteration, and whoever waits for it would never hear of it: as in a coroutine."""
+    try:
+        return function(*args, **kwargs)
+    except StopIteration as error:
+        raise RuntimeError("the step raised StopIteration") from error
 
 
 _NO_ATTEMPTS = Attempts()

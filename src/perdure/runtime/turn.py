@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -137,9 +138,24 @@ class Turns:
             self._mark(live)
         self._listen(live)
         live.is_slow = live.length > EVENTS_REPLAYED_INLINE_MAX
-        self._turn(live, replay, lambda: self._replayed(live))
+        trouble: list[StoreError] = []
 
-    def _replayed(self, live: LiveRun) -> None:
+        def turn() -> None:
+            try:
+                replay()
+            except StoreError as error:
+                trouble.append(error)
+            except HistoryCorruptError as error:
+                live.execution.fail("undecodable", str(error))
+
+        self._turn(live, turn, lambda: self._replayed(live, trouble))
+
+    def _replayed(self, live: LiveRun, trouble: Sequence[StoreError]) -> None:
+        if trouble:
+            log.warning("run %s could not be loaded, trying again: %s", live.run_id, trouble[0])
+            self.forget(live)
+            self.on_trouble()
+            return
         try:
             self.take_mail(self.store.mail([live.rid]))
         except StoreError:
@@ -239,7 +255,11 @@ class Turns:
         now = self.clock.now()
         for live in dirty.values():
             if live.under_way is None and not live.is_gone and not live.is_in_turn:
-                yield self._append(live, now)
+                try:
+                    yield self._append(live, now)
+                except Exception:  # a bug of ours in one run keeps no other from being written
+                    log.exception("run %s cannot be written; dropped from memory", live.run_id)
+                    self.forget(live)
 
     def _append(self, live: LiveRun, now: int) -> tuple[Write, DoneCallback]:
         if live.execution.state is not live.state_written:
@@ -252,7 +272,7 @@ class Turns:
         written = live.build(self._id_prefix + next(self._ids).to_bytes(8, "big"), now)
         return written.append, lambda outcome: self._committed(live, written, outcome)
 
-    def _committed(self, live: LiveRun, written: Written, outcome: Outcome | StoreError) -> None:
+    def _committed(self, live: LiveRun, written: Written, outcome: Outcome | Exception) -> None:
         if live.is_gone:
             return
         if live.is_in_turn:
@@ -278,7 +298,7 @@ class Turns:
         if not live.is_gone and not live.is_in_turn:
             self.advance(live)
 
-    def _lost(self, live: LiveRun, outcome: Outcome | StoreError) -> None:
+    def _lost(self, live: LiveRun, outcome: Outcome | Exception) -> None:
         """Another worker owns the run now, or the store went away while we were leaving: nothing of ours counts."""
         if not self.is_stopping:
             log.warning("run %s is no longer ours (%s); dropped", live.run_id, outcome)
@@ -426,7 +446,7 @@ class Turns:
         )
         live.new_runs.append(new)
         self._record_child(live, ask, is_attached=False)
-        live.then.append(lambda: self._admit_child(new, ask.input))
+        live.then.append(partial(self._admit_child, new, ask.input))
 
     def _admit_child(self, new: NewRun, input_raw: bytes) -> None:
         try:
@@ -461,7 +481,7 @@ class Turns:
             else:
                 entries.append(entry)
         live.entries = entries + live.entries
-        live.then = list(written.then) + live.then
+        live.then = [then for then in written.then if not _is_about(then, new)] + live.then
         live.change = live.change or written.change
         live.taken = list(written.append.taken) + live.taken
         live.new_runs = [n for n in written.append.new_runs if n is not new] + live.new_runs
@@ -528,7 +548,8 @@ class Turns:
             live = self.live.get(letter.rid)
             if live is None:
                 continue
-            if live.is_parked and letter.kind in {"message", "child"}:
+            cannot_go_on = live.is_parked or live.execution.failure is not None
+            if cannot_go_on and letter.kind in {"message", "child"}:
                 left.setdefault(live.rid, []).append(letter)
                 continue
             self._take(live, letter)
@@ -719,7 +740,9 @@ class Turns:
         live.record(event, input=packed, output=carried)
         if cancel is not None:
             live.record(cancel)
-        live.change = Change(status=Status.RUNNING, chapter_seq=CHAPTER_TO_BE_PLACED)
+        if live.is_paused:  # a chapter is loaded without those before it
+            live.record(e.RunPaused())
+        live.change = self.parked_change(live)._replace(chapter_seq=CHAPTER_TO_BE_PLACED)
         live.then.append(lambda: self._begin_chapter(live, event, ending.input, left_over, cancel))
         live.is_leaving = True
         self._mark(live)
@@ -778,6 +801,11 @@ def _start_of(ask: StepAsk) -> Entry:
 
 def _attached(entry: Entry) -> list[Entry]:
     return [entry._replace(event=msgspec.structs.replace(entry.event, attached=True))]
+
+
+def _is_about(follow_up: Callable[[], None], new: NewRun) -> bool:
+    """Whether it takes up a child that was not created after all: its id belongs to another run."""
+    return isinstance(follow_up, partial) and any(argument is new for argument in follow_up.args)
 
 
 def _refused(entry: Entry, other: RunInfo) -> list[Entry]:

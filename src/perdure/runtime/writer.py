@@ -24,7 +24,7 @@ WRITES_PER_COMMIT_MAX = 500
 FIRST_RETRY_SECONDS = 0.02
 LONGEST_RETRY_SECONDS = 1.0
 
-Done = Callable[[Outcome | StoreError], None]
+Done = Callable[[Outcome | Exception], None]
 Job = tuple[Write, Done]
 
 
@@ -54,10 +54,10 @@ class Writer:
         """Commit one write; the future has its outcome, or a StoreError."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
 
-        def done(outcome: Outcome | StoreError) -> None:
+        def done(outcome: Outcome | Exception) -> None:
             if future.done():
                 return
-            if isinstance(outcome, StoreError):
+            if isinstance(outcome, Exception):
                 future.set_exception(outcome)
             else:
                 future.set_result(outcome)
@@ -85,6 +85,9 @@ class Writer:
             jobs.extend(source())
         if not jobs:
             return
+        if self.is_closed:
+            self._refuse(jobs, StoreError("this Runtime was closed before that was written"))
+            return
         if len(jobs) > WRITES_PER_COMMIT_MAX:
             self._jobs = jobs[WRITES_PER_COMMIT_MAX:]
             jobs = jobs[:WRITES_PER_COMMIT_MAX]
@@ -96,18 +99,21 @@ class Writer:
             commit.add_done_callback(lambda done: self._finish_later(jobs, done))
 
     def _may_be_inline(self, writes: int) -> bool:
-        return (
-            self._lone_seconds < INLINE_COMMIT_SECONDS_MAX
-            and self._seconds_per_write * writes < INLINE_BATCH_SECONDS_MAX
-            and self._store.is_free()
-        )
+        if self._lone_seconds >= INLINE_COMMIT_SECONDS_MAX or self._seconds_per_write * writes >= INLINE_BATCH_SECONDS_MAX:
+            return False
+        try:
+            return self._store.is_free()
+        except Exception:  # the commit itself will say what is wrong
+            return False
 
-    def _commit(self, jobs: list[Job]) -> list[Outcome] | StoreError:
+    def _commit(self, jobs: list[Job]) -> list[Outcome | Exception] | StoreError:
         began = self._stopwatch()
         try:
-            outcomes = self._store.commit([write for write, _ in jobs])
+            outcomes: list[Outcome | Exception] = list(self._store.commit([write for write, _ in jobs]))
         except StoreError as error:
             return error
+        except Exception as error:  # a write that no store can take, which costs nobody but its writer
+            return [error] if len(jobs) == 1 else self._commit_each(jobs)
         took = self._stopwatch() - began
         self.commits += 1
         if len(jobs) == 1:
@@ -117,12 +123,21 @@ class Writer:
             self._seconds_per_write = 0.8 * self._seconds_per_write + 0.2 * took / len(jobs)
         return outcomes
 
-    def _finish_later(self, jobs: list[Job], commit: asyncio.Future[list[Outcome] | StoreError]) -> None:
+    def _commit_each(self, jobs: list[Job]) -> list[Outcome | Exception] | StoreError:
+        outcomes: list[Outcome | Exception] = []
+        for job in jobs:
+            outcome = self._commit([job])
+            if isinstance(outcome, StoreError):
+                return outcome
+            outcomes += outcome
+        return outcomes
+
+    def _finish_later(self, jobs: list[Job], commit: asyncio.Future[list[Outcome | Exception] | StoreError]) -> None:
         self._is_busy = False
         self._finish(jobs, commit.result())
         self.schedule()  # whoever asked for a commit while this one was under way was not heard
 
-    def _finish(self, jobs: list[Job], outcomes: list[Outcome] | StoreError) -> None:
+    def _finish(self, jobs: list[Job], outcomes: list[Outcome | Exception] | StoreError) -> None:
         if isinstance(outcomes, StoreError):
             self._try_again(jobs, outcomes)
             return
@@ -133,7 +148,7 @@ class Writer:
         if self._jobs:
             self.schedule()
 
-    def _tell(self, told: deque[tuple[Done, Outcome]]) -> None:
+    def _tell(self, told: deque[tuple[Done, Outcome | Exception]]) -> None:
         """Tell each writer its outcome. What one of them raises (Ctrl-C in a turn) keeps it from none of the others."""
         try:
             while told:
@@ -151,11 +166,14 @@ class Writer:
             log.warning("the store does not take writes, trying on: %s", error)
         self._retry_seconds = min(self._retry_seconds * 2, LONGEST_RETRY_SECONDS)
         if self.is_closed:
-            for _, done in jobs:
-                done(error)
+            self._refuse(jobs, error)
             return
         self._jobs = jobs + self._jobs
         self.schedule(self._retry_seconds)
+
+    def _refuse(self, jobs: list[Job], error: StoreError) -> None:
+        for _, done in jobs:
+            done(error)
 
     @property
     def is_idle(self) -> bool:
@@ -164,3 +182,5 @@ class Writer:
     def close(self) -> None:
         self.is_closed = True
         self._thread.shutdown(wait=True)
+        jobs, self._jobs = self._jobs, []
+        self._refuse(jobs, StoreError("this Runtime was closed before that was written"))

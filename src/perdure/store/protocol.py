@@ -319,9 +319,10 @@ class Store(Protocol):
         ...
 
     def give_back(self, worker: str, *, but: Mapping[int, int]) -> int:
-        """Free the runs that the worker owns, due at once, except those that it holds under the epoch that they have (`but`:
-        rid to epoch); returns how many. For a worker that may own what it does not hold: a claim whose answer was lost is
-        still a claim."""
+        """Free the runs that the worker owns, due at once, except those that it holds under the epoch that they have
+        (`but`:
+        rid to epoch); returns how many. For a worker that may own what it does not hold: a claim whose answer was lost
+        is still a claim."""
         ...
 
     def leave(self, worker: str) -> None:
