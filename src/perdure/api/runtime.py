@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Literal, Self, TypeVar
 
@@ -198,7 +198,7 @@ class Worker(Runtime):
 
 
 @contextlib.asynccontextmanager
-async def _open(runtime: Runtime, app: Any) -> AsyncIterator[dict[str, Any]]:
+async def _open(runtime: Runtime, app: Any) -> AsyncGenerator[dict[str, Any]]:
     async with runtime:
         yield {"runtime": runtime}
 
