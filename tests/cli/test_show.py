@@ -227,6 +227,27 @@ def test_lists(shop: Terminal) -> None:
     assert shop.here("inbox", "list").stdout.split()[:6] == ["SINCE", "RUN", "CALL", "REASON", "CHOICES", "WHAT"]
 
 
+def test_a_message_that_nobody_waits_for_is_sent_and_remarked_on(shop: Terminal) -> None:
+    assert shop.here("runs", "send", "waits", "reply", "yes").stderr == ""
+    result = shop.here("runs", "send", "waits", "repyl", "yes")
+    assert (result.exit_code, result.stdout) == (0, "sent repyl to run waits\n")
+    assert result.stderr == "perdure: run waits does not wait for 'repyl' now, but for 'reply'\n"
+
+
+def test_what_was_done_as_json(shop: Terminal) -> None:
+    def told(*args: str) -> Any:
+        return json.loads(shop.here(*args, "--json").stdout)
+
+    assert told("runs", "send", "waits", "reply") == {"run": "waits", "sent": "reply"}
+    assert told("runs", "pause", "waits") == {"run": "waits", "asked": "pause"}
+    assert told("runs", "resume", "waits") == {"run": "waits", "asked": "resume"}
+    assert told("runs", "cancel", "waits") == {"run": "waits", "cancel": "requested"}
+    assert told("runs", "cancel", "fails") == {"run": "fails", "cancel": "failed"}
+    assert told("inbox", "unblock", "diverged", "--fail") == {"run": "diverged", "call": None, "choice": "fail"}
+    assert told("store", "prune", "--older-than", "1d") == {"pruned": 0}
+    assert told("store", "stats")["runs_blocked"] == 2
+
+
 def test_the_store_is_sound_after_all_that(shop: Terminal) -> None:
     result = shop.here("store", "verify")
     assert (result.exit_code, result.stdout.endswith("all as it was written\n")) == (0, True), result.stdout

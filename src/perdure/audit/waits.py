@@ -13,11 +13,15 @@ from perdure.store.protocol import Row, RunInfo, Status, Store
 
 
 class Wait(NamedTuple):
-    """One thing that a run waits for. `until` in microseconds since the epoch, where that is known."""
+    """One thing that a run waits for.
+
+    `until`: microseconds since the epoch, where that is known. `message`: the name of the message, if it is one.
+    """
 
     call: str
     what: str
     until: int | None = None
+    message: str = ""
 
 
 def waits(store: Store, info: RunInfo) -> list[Wait]:
@@ -39,7 +43,8 @@ def _waiting_set(info: RunInfo) -> Iterable[Waiting]:
 
 def _of_waiting_set(entry: Waiting) -> Wait:
     if entry.kind == "receive":
-        return Wait(f"{entry.task}/{entry.name}", f"message {entry.name.partition(':')[2]!r}")
+        message = entry.name.partition(":")[2]
+        return Wait(f"{entry.task}/{entry.name}", f"message {message!r}", message=message)
     return Wait(f"{entry.task}/{entry.name}", "a timer", entry.deadline or None)
 
 

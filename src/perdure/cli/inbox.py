@@ -13,7 +13,7 @@ from perdure.api.inbox import InboxEntry
 from perdure.cli.arguments import plain_value
 from perdure.cli.exits import CommandError, ExitCode
 from perdure.cli.options import JsonOption, RunArgument, StoreOption, existing_store
-from perdure.cli.show import moment, print_json, print_table, say
+from perdure.cli.show import moment, print_json, print_table, tell
 from perdure.store import Store
 
 Choice = Literal["retry", "value", "fail"]
@@ -66,12 +66,15 @@ def unblock(
     by: Annotated[str, typer.Option("--by", help="Who decides; it stands in the history.")] = "",
     reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
     store: StoreOption = None,
+    json: JsonOption = False,
 ) -> ExitCode:
     """Decide for a run that is blocked: exactly one of --retry, --value and --fail."""
     choice = _one_choice(retry=retry, value=value is not None, fail=fail)
     given = None if value is None else plain_value(value, at="--value")
     with existing_store(store) as opened:
-        asyncio.run(_decide(opened, run, choice, given, call, by, reason))
+        entry = asyncio.run(_decide(opened, run, choice, given, call, by, reason))
+    what = f"told run {run}{f', {entry.call}' if entry.call else ''}: {choice}; {entry.choices[choice]}"
+    tell(what, {"run": run, "call": entry.call, "choice": choice}, as_json=json)
     return ExitCode.OK
 
 
@@ -87,7 +90,8 @@ def _one_choice(*, retry: bool, value: bool, fail: bool) -> Choice:
 
 async def _decide(
     store: Store, run_id: str, choice: Choice, value: Any, call: str | None, by: str, reason: str
-) -> None:
+) -> InboxEntry:
+    """The entry that was decided."""
     async with Client(store) as client:
         run = await client.get(run_id)
         entry = _entry_of(run_id, await client.inbox(), call, str(await run.status()))
@@ -97,7 +101,7 @@ async def _decide(
                 f"--{choice} cannot help run {run_id}, which is {entry.reason}: {offered}", ExitCode.CONFLICT
             )
         await run.unblock(choice, value=value, call=entry.call, by=by, reason=reason)
-        say(f"told run {run_id}{f', {entry.call}' if entry.call else ''}: {choice}; {entry.choices[choice]}")
+        return entry
 
 
 def _entry_of(run_id: str, entries: Sequence[InboxEntry], call: str | None, status: str) -> InboxEntry:

@@ -14,10 +14,10 @@ from perdure.api.client import Client, HistoryEvent, Run, RunSummary, when
 from perdure.audit.timeline import Moment, timeline
 from perdure.audit.waits import waits
 from perdure.cli.arguments import plain_value
-from perdure.cli.exits import ExitCode
+from perdure.cli.exits import ExitCode, complain
 from perdure.cli.options import JsonOption, RunArgument, StoreOption, TagOption, existing_store, seconds_from, tags_from
 from perdure.cli.outcome import outcome, waits_line
-from perdure.cli.show import length, moment, print_json, print_table, say, short
+from perdure.cli.show import length, moment, print_json, print_table, say, short, tell
 from perdure.cli.stopping import run_until_stopped
 from perdure.codec import codec_for
 from perdure.errors import UnknownNameError
@@ -30,15 +30,10 @@ app = typer.Typer(no_args_is_help=True, help="Look at runs, and tell them someth
 ByOption = Annotated[str, typer.Option("--by", help="Who says so; it stands in the history.")]
 
 
-def with_run(url: str | None, run_id: str, action: Callable[[Run[Any]], Awaitable[T]]) -> T:
+async def act_on(store: Store, run_id: str, action: Callable[[Run[Any]], Awaitable[T]]) -> T:
     """What an action on the run of that id gives."""
-
-    async def act() -> T:
-        async with Client(store) as client:
-            return await action(await client.get(run_id))
-
-    with existing_store(url) as store:
-        return asyncio.run(act())
+    async with Client(store) as client:
+        return await action(await client.get(run_id))
 
 
 # ── looking ─────────────────────────────────────────────────────────────────────────────────
@@ -182,12 +177,24 @@ def send(
         str, typer.Argument(help="JSON, plain text, @file.json, or - for stdin.", show_default=False)
     ] = "null",
     store: StoreOption = None,
+    json: JsonOption = False,
 ) -> ExitCode:
     """Send a message to a run; it is kept until the run receives it."""
     message = plain_value(value, at="VALUE")
-    with_run(store, run, lambda handle: handle.send(name, message))
-    say(f"sent {name} to run {run}")
+    with existing_store(store) as opened:
+        asyncio.run(act_on(opened, run, lambda handle: handle.send(name, message)))
+        others = _other_messages(opened, run, name)
+    tell(f"sent {name} to run {run}", {"run": run, "sent": name}, as_json=json)
+    if others:
+        complain(f"run {run} does not wait for {name!r} now, but for {others}")
     return ExitCode.OK
+
+
+def _other_messages(store: Store, run_id: str, name: str) -> str:
+    """The messages that the run waits for, if this one is not among them."""
+    info = store.find(run_id)
+    names = [] if info is None else [wait.message for wait in waits(store, info) if wait.message]
+    return "" if name in names else ", ".join(map(repr, names))
 
 
 @app.command()
@@ -196,27 +203,33 @@ def cancel(
     force: Annotated[bool, typer.Option("--force", help="End it without running any more of its code.")] = False,
     reason: Annotated[str, typer.Option(help="Why; the workflow's CancelledError says it.")] = "",
     store: StoreOption = None,
+    json: JsonOption = False,
 ) -> ExitCode:
     """Ask a run to stop. It may clean up; see how it went with `perdure runs wait`."""
-    how = with_run(store, run, lambda handle: handle.cancel(reason, force=force))
-    if how == "requested":
-        say(f"asked run {run} to stop")
-        return ExitCode.OK
-    say(f"run {run} had {how} before")
-    return ExitCode.OK if how == "cancelled" else ExitCode.CONFLICT
+    with existing_store(store) as opened:
+        how = asyncio.run(act_on(opened, run, lambda handle: handle.cancel(reason, force=force)))
+    sentence = f"asked run {run} to stop" if how == "requested" else f"run {run} had {_ended(how)} before"
+    tell(sentence, {"run": run, "cancel": how}, as_json=json)
+    return ExitCode.OK if how in {"requested", "cancelled"} else ExitCode.CONFLICT
+
+
+def _ended(how: str) -> str:
+    return "been cancelled" if how == "cancelled" else how
 
 
 @app.command()
-def pause(run: RunArgument, by: ByOption = "", store: StoreOption = None) -> ExitCode:
+def pause(run: RunArgument, by: ByOption = "", store: StoreOption = None, json: JsonOption = False) -> ExitCode:
     """Let a run start nothing new until it is resumed."""
-    with_run(store, run, lambda handle: handle.pause(by))
-    say(f"asked run {run} to pause")
+    with existing_store(store) as opened:
+        asyncio.run(act_on(opened, run, lambda handle: handle.pause(by)))
+    tell(f"asked run {run} to pause", {"run": run, "asked": "pause"}, as_json=json)
     return ExitCode.OK
 
 
 @app.command()
-def resume(run: RunArgument, by: ByOption = "", store: StoreOption = None) -> ExitCode:
+def resume(run: RunArgument, by: ByOption = "", store: StoreOption = None, json: JsonOption = False) -> ExitCode:
     """Let a paused run go on."""
-    with_run(store, run, lambda handle: handle.resume(by))
-    say(f"asked run {run} to go on")
+    with existing_store(store) as opened:
+        asyncio.run(act_on(opened, run, lambda handle: handle.resume(by)))
+    tell(f"asked run {run} to go on", {"run": run, "asked": "resume"}, as_json=json)
     return ExitCode.OK

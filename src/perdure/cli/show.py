@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -51,6 +51,14 @@ def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(line[number]) for line in lines) for number in range(len(columns))]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def tell(sentence: str, value: Mapping[str, Any], *, as_json: bool) -> None:
+    """What was done: a sentence for people, or an object for programs."""
+    if as_json:
+        print_json(value)
+    else:
+        say(sentence)
 
 
 def say(text: str) -> None:
