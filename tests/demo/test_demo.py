@@ -76,4 +76,4 @@ def test_without_typer_the_command_says_what_to_install() -> None:
     code = "import sys; sys.modules['typer'] = None; from perdure.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.strip() == 'the command line needs typer: pip install "perdure[cli]"'
+    assert done.stderr.strip() == 'perdure: the command line needs typer: pip install "perdure[cli]"'
