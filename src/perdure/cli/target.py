@@ -108,7 +108,7 @@ def _loaded(where: str, action: Any) -> ModuleType:
             f"{where} ends the process while it is loaded: put what it does under `if __name__ == '__main__':`"
         ) from error
     except ModuleNotFoundError as error:
-        if error.name is not None and where.split(".")[0] == error.name.split(".")[0]:
+        if error.name is not None and f"{where}.".startswith(f"{error.name}."):
             raise CommandError(f"there is no module {error.name}; a file is named with its .py") from error
         raise CommandError(f"{where} cannot be loaded: {_told(error)}") from error
     except Exception as error:
