@@ -181,6 +181,26 @@ def test_a_run_begins_in_an_empty_context_and_its_tasks_have_their_own() -> None
     driver.check_replays()
 
 
+@workflow
+async def without_variables_of_its_own() -> list[str]:
+    seen = [WHO.get()]
+    await work(1)
+    seen.append(WHO.get())
+    await asyncio.sleep(0)
+    return [*seen, WHO.get(), *await asyncio.gather(look(), look())]
+
+
+async def look() -> str:
+    return WHO.get()
+
+
+def test_the_variables_of_whoever_drives_a_run_never_get_into_it() -> None:
+    """Also not into a context that is empty, and so is false."""
+    WHO.set("whoever drives")
+    driver = Driver(without_variables_of_its_own).complete("work", 1)
+    assert driver.result() == ["nobody"] * 5
+
+
 # ── eager tasks, tasks from callbacks ───────────────────────────────────────────────────────
 
 

@@ -277,7 +277,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         return self._now
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> Any:
-        handle = LoopHandle(callback, args, context or contextvars.copy_context(), 0.0, 0)
+        handle = LoopHandle(callback, args, _context(context), 0.0, 0)
         self._ready.append(handle)
         return handle
 
@@ -299,7 +299,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         self, when: float, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None
     ) -> LoopHandle:
         self._ordinal += 1
-        handle = LoopHandle(callback, args, context or contextvars.copy_context(), when, self._ordinal)
+        handle = LoopHandle(callback, args, _context(context), when, self._ordinal)
         heapq.heappush(self._timers, handle)
         return handle
 
@@ -310,7 +310,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
             return self.call_soon(callback, *args, context=context)
         name = getattr(callback, "__qualname__", repr(callback))
         self.foreign_callback(f"{name} from thread {threading.current_thread().name!r}")
-        return LoopHandle(callback, args, context or contextvars.copy_context(), 0.0, 0)
+        return LoopHandle(callback, args, _context(context), 0.0, 0)
 
     def create_future(self) -> Any:
         future = LoopFuture(loop=self)
@@ -421,6 +421,11 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
 
 def _ignore(_: object) -> None:
     """Whoever still calls a closed loop is not heard."""
+
+
+def _context(given: contextvars.Context | None) -> contextvars.Context:
+    """An empty context is a context: only its truth value is false."""
+    return contextvars.copy_context() if given is None else given
 
 
 def _no_finalizer(generator: AsyncGenerator[Any, Any]) -> None:
