@@ -169,8 +169,10 @@ class Performer:
         except (KeyboardInterrupt, SystemExit):
             self._finish(flight)
             raise
-        except GeneratorExit:  # the loop went away under it
-            raise
+        except GeneratorExit as error:
+            if not self._is_running(flight):
+                raise  # the loop went away under it
+            self._failed(flight, number, error)
         except BaseException as error:
             self._failed(flight, number, error)
         else:
@@ -190,12 +192,18 @@ class Performer:
         except (KeyboardInterrupt, SystemExit):
             self._finish(flight)
             raise
-        except GeneratorExit:  # the loop went away under it
-            raise
+        except GeneratorExit as error:
+            if not self._is_running(flight):
+                raise  # the loop went away under it
+            self._failed(flight, number, error)
         except BaseException as error:
             self._failed(flight, number, error)
         else:
             self._returned(flight, number, value)
+
+    def _is_running(self, flight: Flight) -> bool:
+        """Whether this is the step's task, running: its coroutine may also be closed from outside, by whoever."""
+        return asyncio._get_running_loop() is self._loop and asyncio.current_task() is flight.task
 
     # ── what comes of an attempt ─────────────────────────────────────────────────────────────
     def _returned(self, flight: Flight, number: int, value: Any) -> None:

@@ -646,9 +646,10 @@ class Turns:
         live.then.append(self.on_letters)
 
     def perform_again(self, live: LiveRun, key: tuple[str, int]) -> None:
-        """A person wants a stuck step tried again: its attempts count anew."""
+        """A person wants a stuck step tried again. It may be under way: a run that was just loaded has asked for it."""
         ask = live.execution.open.get(key)
-        live.execution.known.attempts.pop(key, None)
+        if key in live.flights:
+            return
         if isinstance(ask, StepAsk) and live.is_parked:
             live.held.append(ask)
         elif isinstance(ask, StepAsk):
