@@ -208,6 +208,8 @@ class Host:
     def _evict_idle(self) -> None:
         now = self.clock.now()
         patience = round(self.options.evict_after_seconds * MICROSECONDS)
+        if len(self.turns.live) >= self.options.runs_max:
+            patience = 0  # what only waits makes room for what is due
         for live in list(self.turns.live.values()):
             if not self.turns.may_leave(live):
                 live.idle_since = None
