@@ -37,6 +37,8 @@ class Plan:
     slow: float = 0.0
     clock_off_ms: int = 0
     evict_after_ms: int = 200
+    runs_max: int = 1_000
+    steps_max: int = 1_000
     retry_after_death: tuple[float, ...] = (0.0,) * 100
 
     def __str__(self) -> str:
@@ -72,6 +74,8 @@ def make_plan(rng: Random) -> Plan:
         slow=some(0.5, 0.1, 0.5, 1.0),
         clock_off_ms=some(0.2, 50, 3_000),
         evict_after_ms=rng.choice((0, 10, 200, 10_000)),
+        runs_max=some(0.1, 1, 2) or 1_000,
+        steps_max=some(0.1, 1, 2) or 1_000,
         retry_after_death=(0.0, 0.05, 0.3) if rng.random() < 0.1 else (0.0,) * 100,
     )
 

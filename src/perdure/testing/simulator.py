@@ -202,6 +202,8 @@ class Simulator:
         options = Options(
             lease_seconds=LEASE_SECONDS,
             evict_after_seconds=self.plan.evict_after_ms / 1000,
+            runs_max=self.plan.runs_max,
+            steps_max=self.plan.steps_max,
             retry_after_death_seconds=self.plan.retry_after_death,
             provided={workflows.Process: process},
             compare_all_inputs=True,
