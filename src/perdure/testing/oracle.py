@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from perdure.engine.execution import Completed, Ending, Execution, Failed, NextChapter, WasCancelled
+from perdure.engine.chapters import Completed, Ending, Failed, NextChapter, WasCancelled
+from perdure.engine.execution import Execution
 from perdure.history import events as e
 from perdure.history.chain import GENESIS, link
 from perdure.runtime.load import Past

@@ -1,0 +1,220 @@
+"""A Runtime for tests: everything in memory, a clock that skips what nobody wants to wait for, and distrust.
+
+    async with RuntimeUnderTest() as runtime:
+        run = await runtime.start(claims_agent.call("claim-42"))
+        assert await run.result() == "refunded"         # three days of waiting pass at once
+
+Workflow code is guarded, and after each turn it is replayed from its start: code that asks for something else then
+parks the run as `diverged`. Before time is skipped, a run that waits leaves memory, and comes back from its history.
+The pytest fixture `perdure_runtime` is one of these, open on the test's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+from perdure.api.calls import Call
+from perdure.api.client import Run
+from perdure.api.endings import Endings
+from perdure.api.runtime import Runtime
+from perdure.clock import MICROSECONDS
+from perdure.engine.calls import ChildAsk
+from perdure.runtime.checked import drive_checked
+from perdure.runtime.lease import Lease
+from perdure.runtime.live import LiveRun
+from perdure.runtime.performer import Flight
+from perdure.specs import WorkflowSpec, seconds
+from perdure.store.memory import MemoryStore
+from perdure.store.protocol import Filter, Store
+from perdure.testing.clock import FakeClock
+from perdure.testing.crashing import CrashingStore
+from perdure.testing.replaying import difference
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+LEASE = timedelta(days=36_500)
+SKIPPED_AT_ONCE_MAX = timedelta(days=3_660)
+"""How much time may pass while one result is waited for: a run that goes on for ever has none."""
+
+STANDSTILL_SECONDS_MAX = 10.0
+"""How long (in real time) a result is waited for while nothing happens and no timer is armed."""
+
+ROUNDS_TO_SETTLE = 4
+
+
+class StillLease(Lease):
+    """A lease that nobody has to keep: there is no thread."""
+
+    def _begin(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class SkippingEndings(Endings):
+    """Whoever waits for a run lets time pass."""
+
+    passing: Callable[[], contextlib.AbstractAsyncContextManager[None]]
+
+    async def wait(self, *arguments: Any, **options: Any) -> Any:
+        async with self.passing():
+            return await super().wait(*arguments, **options)
+
+
+class RuntimeUnderTest(Runtime):
+    """See above. `store`: default a new MemoryStore; `clock`: default a new FakeClock, which the store has to share.
+    `guard=False` lets workflow code reach for the outside world; `replays=False` replays it only where a run would be."""
+
+    __test__ = False
+    clock: FakeClock
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        *,
+        clock: FakeClock | None = None,
+        workflows: Iterable[Any] = (),
+        provide: Mapping[type, Any] | None = None,
+        guard: bool = True,
+        replays: bool = True,
+    ) -> None:
+        self.clock = clock or FakeClock()
+        super().__init__(
+            store or MemoryStore(self.clock), workflows=workflows, provide=provide, clock=self.clock, lease=LEASE
+        )
+        self._options = replace(self._options, drive=self._drive, lease=StillLease, compare_all_inputs=True)
+        self._guards, self._replays = guard, replays
+        self._waiters: list[asyncio.Task[Any]] = []
+        self._skipping: asyncio.Future[None] | None = None
+        self._problem: BaseException | None = None
+
+    # ── what tests call ──────────────────────────────────────────────────────────────────────
+    async def start(self, call: Call[R], **options: Any) -> Run[R]:
+        """As `Runtime.start`; the workflow needs not be registered."""
+        spec = call.of.spec
+        if isinstance(spec, WorkflowSpec):
+            self.learn(spec)
+        return await super().start(call, **options)
+
+    def provide(self, type: type[T], client: T) -> None:
+        """What `perdure.use(type)` gives to steps from now on."""
+        cast("dict[type, Any]", self._options.provided)[type] = client
+
+    async def settle(self) -> None:
+        """Let everything happen that needs no time to pass."""
+        rounds = 0
+        while rounds < ROUNDS_TO_SETTLE:
+            rounds = rounds + 1 if self._host.is_still else 0
+            await asyncio.sleep(0 if rounds or not self._host.turns.performer.running else 0.0005)
+
+    async def advance(self, duration: timedelta | float) -> None:
+        """Let a time pass, and everything happen in it: timer by timer, each run as far as it gets."""
+        until = self.clock.now() + round(seconds(duration, what="duration") * MICROSECONDS)
+        await self.settle()
+        while (due := self.clock.next_alarm_at()) is not None and due <= until:
+            self.clock.advance_to_next()
+            await self.settle()
+        self.clock.advance_to(until)
+        await self.settle()
+
+    def learn(self, spec: WorkflowSpec) -> None:
+        """Execute this workflow, too. Whatever is started here, or asked for by a workflow, is learnt by itself."""
+        if self._catalog.get(spec.key) is not spec:
+            self._workflows[spec.key] = self._catalog[spec.key] = spec
+            self._host.learn(spec)
+
+    @property
+    def learnt(self) -> list[WorkflowSpec]:
+        """The workflows that are executed here."""
+        return list(self._workflows.values())
+
+    def watch_steps(self, watch: Callable[[Flight], None]) -> None:
+        """Have `watch` called whenever the body of a step is about to begin."""
+        self._host.turns.performer.on_launch = watch
+
+    async def die(self) -> None:
+        """Stop as if the process had been killed: nothing is written, nothing given back, and others see the proof of it.
+        What a live process cannot be spared: step bodies under way see a CancelledError."""
+        host, self._host_open = self._host, None
+        self._endings.close()
+        await host.abandon()
+        if isinstance(self._store, MemoryStore | CrashingStore):
+            self._store.kill(host.worker)
+
+    # ── turns ────────────────────────────────────────────────────────────────────────────────
+    def _drive(self, live: LiveRun, turn: Callable[[], None]) -> None:
+        if self._guards:
+            drive_checked(live, turn)
+        else:
+            turn()
+        for command in live.execution.commands:
+            if isinstance(command, ChildAsk):
+                self.learn(command.spec)
+        if self._replays and (told := difference(live, self._store)) is not None:
+            live.execution.fail(
+                "diverged",
+                f"replayed from its start, the workflow does not do the same again. {told}. It may depend on something "
+                "that is not recorded: a global, the clock, an order that varies.",
+            )
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────
+    def _make_endings(self, store: Store) -> Endings:
+        endings = SkippingEndings(store, polls=False)
+        endings.passing = self._letting_time_pass
+        return endings
+
+    @contextlib.asynccontextmanager
+    async def _letting_time_pass(self) -> AsyncIterator[None]:
+        """Skip time while somebody waits in here, whenever nothing else happens. What goes wrong with that is theirs."""
+        waiter = asyncio.current_task()
+        if self._skipping is None or self._skipping.done():
+            self._skipping, self._problem = asyncio.ensure_future(self._skip()), None
+            self._skipping.add_done_callback(self._skipping_ended)
+        if waiter is not None:
+            self._waiters.append(waiter)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._problem is None or waiter is None:
+                raise
+            waiter.uncancel()
+            raise self._problem from None
+        finally:
+            if waiter is not None:
+                self._waiters.remove(waiter)
+            if not self._waiters:
+                self._skipping.cancel()
+
+    def _skipping_ended(self, skipping: asyncio.Future[None]) -> None:
+        if not skipping.cancelled() and (problem := skipping.exception()) is not None:
+            self._problem = problem
+            for waiter in self._waiters:
+                waiter.cancel()
+
+    async def _skip(self) -> None:
+        began, loop = self.clock.now(), asyncio.get_running_loop()
+        moved_at = loop.time()
+        while True:
+            await self.settle()
+            self._host.release_idle()
+            await self.settle()
+            if self.clock.advance_to_next():
+                moved_at = loop.time()
+            elif loop.time() - moved_at > STANDSTILL_SECONDS_MAX:
+                raise AssertionError(f"nothing happens any more, and no timer is armed: {self._standing()}")
+            else:
+                await asyncio.sleep(0.001)
+            if self.clock.now() - began > SKIPPED_AT_ONCE_MAX / timedelta(microseconds=1):
+                raise AssertionError(f"{SKIPPED_AT_ONCE_MAX.days} days have passed without a result: {self._standing()}")
+
+    def _standing(self) -> str:
+        runs = [info for info in self._store.runs(Filter(limit=20)) if not info.status.is_final]
+        told = [f"run {info.run_id} is {info.status}" + (f" ({info.reason})" if info.reason else "") for info in runs]
+        return ", ".join(told) or "no run is left"
