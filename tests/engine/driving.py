@@ -18,7 +18,9 @@ import msgspec
 
 from perdure.codec import codec_for, dump_exception, load_exception, pack
 from perdure.engine.calls import Ask, Cancelled, ChildAsk, StepAsk, Waiting
-from perdure.engine.execution import Beginning, Completed, Execution, Failed, Known, NextChapter, WasCancelled
+from perdure.engine.chapters import Beginning, Completed, Failed, NextChapter, WasCancelled
+from perdure.engine.execution import Execution
+from perdure.engine.known import Known
 from perdure.history import events as e
 
 START = 1_700_000_000_000_000

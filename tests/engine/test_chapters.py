@@ -10,7 +10,7 @@ from tests.engine.driving import Driver
 
 import perdure
 from perdure import step, workflow
-from perdure.engine.execution import NextChapter
+from perdure.engine.chapters import NextChapter
 from perdure.errors import EncodeError, UsageError
 
 

@@ -12,7 +12,7 @@ from tests.engine.driving import SECOND, START, Driver
 
 import perdure
 from perdure import step, workflow
-from perdure.engine.execution import _due_at  # pyright: ignore[reportPrivateUsage]
+from perdure.engine.execution import _due_at
 from perdure.errors import UsageError
 from perdure.history import events as e
 

@@ -5,7 +5,8 @@ import random
 from pathlib import Path
 
 import perdure
-from perdure.engine.execution import Completed, Execution
+from perdure.engine.chapters import Completed
+from perdure.engine.execution import Execution
 from perdure.history import events as e
 from perdure.runtime.load import Past
 from perdure.store import open_store

@@ -25,7 +25,6 @@ from perdure.codec import Memo, ValueCodec, digest, dump_exception, load_excepti
 from perdure.engine import where
 from perdure.engine.calls import (
     Ask,
-    Attempts,
     CallFuture,
     Cancelled,
     ChildAsk,
@@ -38,6 +37,17 @@ from perdure.engine.calls import (
     StepAsk,
     Waiting,
 )
+from perdure.engine.chapters import (
+    Beginning,
+    Blocked,
+    Completed,
+    ContinueAsNew,
+    Ending,
+    Failed,
+    NextChapter,
+    WasCancelled,
+)
+from perdure.engine.known import Known
 from perdure.engine.loop import DeterministicLoop, LoopTask, StuckTurn
 from perdure.errors import (
     DecodeError,
@@ -64,109 +74,6 @@ NO_THREADS = (
 )
 NO_KEY: Key = ("", -1)
 SECONDS_MAX = 100 * 366 * 86_400
-
-
-class Blocked(msgspec.Struct, frozen=True):
-    """Why the run cannot go on by itself: one of the documented reasons, and what unblocks it."""
-
-    reason: str
-    hint: str
-
-
-class ContinueAsNew(BaseException):
-    """Ends a chapter: the workflow begins anew with other arguments. Not an Exception: user code must not swallow
-    it."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__()
-        self.arguments, self.keywords = args, kwargs
-
-
-class Completed(msgspec.Struct, frozen=True):
-    """The workflow returned; `output` is its result, canonical."""
-
-    output: bytes
-
-
-class Failed(msgspec.Struct, frozen=True):
-    """The workflow raised; `output` is the exception, canonical."""
-
-    output: bytes
-
-
-class WasCancelled(msgspec.Struct, frozen=True):
-    """The workflow ended by being cancelled."""
-
-
-class NextChapter(msgspec.Struct, frozen=True):
-    """The workflow asked to begin anew. Messages that it did not take, and those that still come, are carried over."""
-
-    input: bytes
-
-
-Ending = Completed | Failed | WasCancelled | NextChapter
-
-
-class Beginning(msgspec.Struct, frozen=True):
-    """What a chapter begins with."""
-
-    seed: int
-    input: bytes
-    at: int
-    chapter: int = 0
-    carried: tuple[tuple[str, bytes], ...] = ()
-
-
-class Known(msgspec.Struct):
-    """What a history that is about to be replayed says ahead of time."""
-
-    recorded: dict[Key, Recorded] = {}
-    attempts: dict[Key, Attempts] = {}
-    patches: dict[str, bool] = {}
-    journals: dict[str, list[tuple[e.Keyed, int, bytes | None]]] = {}
-    children: dict[Key, e.ChildStarted] = {}
-    cancelled: set[Key] = set()
-
-    def note(self, event: e.Event, at: int, output: bytes | None = None) -> None:
-        """Take one event in. `output` is needed of heartbeats, and of what foreign code did."""
-        if isinstance(event, e.Keyed) and ":" in event.task:
-            self.journals.setdefault(event.section, []).append((event, at, output))
-            if not isinstance(event, e.AttemptFailed | e.Heartbeat | e.ChildStarted):
-                return
-            if isinstance(event, e.ChildStarted):
-                self.children[event.key] = event
-                return
-        match event:
-            case e.StepCompleted() | e.StepFailed() | e.StepStarted():
-                if event.key not in self.recorded:
-                    self.recorded[event.key] = _recorded_step(event)
-            case e.AttemptFailed():
-                if not event.is_in_section:
-                    self.recorded.setdefault(event.key, _recorded_step(event))
-                self.attempts[event.key] = _failed_once_more(self.attempts.get(event.key, Attempts()), event)
-            case e.Heartbeat():
-                self.attempts[event.key] = self.attempts.get(event.key, Attempts())._replace(details=output)
-            case e.ChildStarted():
-                self.recorded[event.key] = Recorded(event.name, "child", event.input)
-                self.children[event.key] = event
-            case e.SectionStarted():
-                self.recorded.setdefault(event.key, Recorded(event.name, "section", event.input))
-            case e.CallCancelled():
-                self.cancelled.add(event.key)
-            case e.RunUnblocked(task=str() as task, n=n, choice="retry"):
-                self.attempts.pop((task, n), None)
-            case e.Patched():
-                self.patches[event.patch] = event.answer
-            case _:
-                pass
-
-
-def _recorded_step(event: e.StepStarted | e.StepCompleted | e.StepFailed | e.AttemptFailed) -> Recorded:
-    return Recorded(event.name, "step", event.view or event.input, event.input if event.kept else None)
-
-
-def _failed_once_more(before: Attempts, event: e.AttemptFailed) -> Attempts:
-    return before._replace(failed=event.attempt, retry_at=event.retry_at, first_at=event.first_at)
 
 
 class Execution:

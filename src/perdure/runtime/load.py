@@ -12,7 +12,9 @@ import msgspec
 
 from perdure.codec import Packed, pack, unpack
 from perdure.engine.calls import WaitingSet
-from perdure.engine.execution import Beginning, Execution, Known
+from perdure.engine.chapters import Beginning
+from perdure.engine.execution import Execution
+from perdure.engine.known import Known
 from perdure.errors import HistoryCorruptError
 from perdure.history import events as e
 from perdure.history.chain import GENESIS, link

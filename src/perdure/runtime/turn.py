@@ -27,7 +27,7 @@ import msgspec
 from perdure.clock import Clock
 from perdure.codec import Memo, dump_exception, pack
 from perdure.engine.calls import Cancelled, ChildAsk, Command, SectionAsk, StepAsk
-from perdure.engine.execution import Completed, Failed, NextChapter, WasCancelled
+from perdure.engine.chapters import Completed, Failed, NextChapter, WasCancelled
 from perdure.errors import HistoryCorruptError, PerdureBug, RunConflictError, StoreError
 from perdure.history import events as e
 from perdure.runtime import load, mail
