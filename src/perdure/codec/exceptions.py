@@ -77,7 +77,7 @@ def _to_wire(exc: BaseException, declared: tuple[type[BaseException], ...], abov
     cls = type_of(exc)
     family, known = _family(cls, declared)
     lost: list[str] = []
-    wire: dict[str, Any] = {"type": cls.__qualname__, "module": cls.__module__, "message": _message(exc)}
+    wire: dict[str, Any] = {"type": cls.__qualname__, "module": cls.__module__, "message": message_of(exc)}
     if known is not None:
         wire["as"] = f"{family}:{known.__qualname__}"
     args = [_carried(item) for item in _arguments(exc)]
@@ -150,7 +150,8 @@ def _carried(item: Any) -> Any:
     return wire
 
 
-def _message(exc: BaseException) -> str:
+def message_of(exc: BaseException) -> str:
+    """What it says, as Unicode, whatever its `__str__` does."""
     if isinstance(exc, BaseExceptionGroup):
         return _text(exc.message)
     try:
