@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from perdure.testing import programs as p
@@ -37,7 +37,9 @@ class Offer(Protocol):
     def look(self, node: p.Look) -> object: ...
 
     # what of asyncio is not the same everywhere
-    def as_completed(self, kids: list[Coroutine[Any, Any, int]], timeout: float | None) -> Iterable[Awaitable[int]]: ...
+    def as_completed(
+        self, kids: Sequence[Coroutine[Any, Any, int]], timeout: float | None
+    ) -> Iterable[Awaitable[int]]: ...
     def wait_for(self, kid: Coroutine[Any, Any, int], timeout: float) -> Awaitable[int]: ...
     def task_group(self) -> asyncio.TaskGroup: ...
 
@@ -86,10 +88,9 @@ def fold(values: Iterable[object]) -> int:
 def told(error: BaseException) -> str:
     """An exception, shortly: its class and, of a group, the members' classes. One that was not rebuilt by class tells
     which it was."""
-    name = getattr(error, "type_name", "") or type(error).__name__
-    if isinstance(error, BaseExceptionGroup):
-        return f"{name}[{', '.join(told(inner) for inner in error.exceptions)}]"
-    return name
+    name: str = getattr(error, "type_name", "") or type(error).__name__
+    members: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    return f"{name}[{', '.join(map(told, members))}]" if members else name
 
 
 def outcome(task: asyncio.Future[int]) -> object:
@@ -222,11 +223,11 @@ async def _later(node: p.Later, trace: Trace) -> int:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[object] = loop.create_future()
 
-    def begin() -> None:
-        task = _task(node.kid, trace)
-        task.add_done_callback(lambda task: done.done() or done.set_result(outcome(task)))
+    def end(task: asyncio.Task[int]) -> None:
+        if not done.done():
+            done.set_result(outcome(task))
 
-    loop.call_later(node.ms / 1000, begin)
+    loop.call_later(node.ms / 1000, lambda: _task(node.kid, trace).add_done_callback(end))
     trace.see(node, await done)
     return 0
 

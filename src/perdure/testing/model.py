@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -120,14 +120,14 @@ class OrderedGroup(asyncio.TaskGroup):
         self._model = model
 
     def _abort(self) -> None:
-        if sum(not task.done() for task in self._tasks) > 1:  # type: ignore[attr-defined]
+        if sum(not task.done() for task in self._tasks) > 1:
             self._model.is_open_ended = True
             self._model.known_sights = min(self._model.known_sights, len(self._model.trace.seen))
         super()._abort()  # type: ignore[misc]
 
 
 class Model:
-    """One chapter of a run. `trace` is what its code sees; if it `is_open_ended`, only the first `known_sights` are sure."""
+    """One chapter of a run. `trace` is what its code sees; if it `is_open_ended`, the first `known_sights` are sure."""
 
     def __init__(self, program: p.Program, past: Past, run_id: str) -> None:
         self.loop = ModelLoop()
@@ -145,7 +145,7 @@ class Model:
         self.trace = Trace(program, self, run_id, beginning.chapter)
         for name, message in beginning.carried:
             self._queue(name).put_nowait(int(message))
-        node = msgspec.json.decode(beginning.input)["node"]
+        node: int = msgspec.json.decode(beginning.input)["node"]
         self.root: asyncio.Task[int] = self.loop.create_task(self._run(program.nodes[node]))
 
     def _begin_at(self, at: int) -> None:
@@ -155,7 +155,8 @@ class Model:
     async def _run(self, node: p.Node) -> int:
         value = await evaluate(node, self.trace)
         program = self.trace.program
-        if node == program.root and self.trace.chapter + 1 < program.chapters and any(not future.done() for future in self._in_flight):
+        is_last = node != program.root or self.trace.chapter + 1 == program.chapters
+        if not is_last and not all(future.done() for future in self._in_flight):
             self.trace.see(program.root, "UsageError")
         return value
 
@@ -257,7 +258,7 @@ class Model:
         future: asyncio.Future[None] = self.loop.create_future()
         self._in_flight.append(future)
         at = self._now + round(seconds * MICROSECONDS)
-        timer = self.loop.call_at(at / MICROSECONDS, lambda: future.done() or future.set_result(None))
+        timer = self.loop.call_at(at / MICROSECONDS, lambda: _wake(future))
         try:
             await future
         finally:
@@ -277,7 +278,7 @@ class Model:
     def look(self, node: p.Look) -> object:
         return node.number if node.at == "state" else ...
 
-    def as_completed(self, kids: list[Coroutine[Any, Any, int]], timeout: float | None) -> Iterable[Awaitable[int]]:
+    def as_completed(self, kids: Sequence[Coroutine[Any, Any, int]], timeout: float | None) -> Iterable[Awaitable[int]]:
         return asyncio.as_completed([self.loop.create_task(kid) for kid in kids], timeout=timeout)
 
     async def wait_for(self, kid: Coroutine[Any, Any, int], timeout: float) -> int:
@@ -294,3 +295,8 @@ class Model:
 
     def task_group(self) -> asyncio.TaskGroup:
         return OrderedGroup(self)
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

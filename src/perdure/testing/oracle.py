@@ -153,7 +153,8 @@ class _Judge:
                 continue
             has_ended = execution.ending is not None
             if has_ended and len(trace.seen) != len(final.seen):
-                self._problem(f"an execution of chapter {chapter} ended after {len(trace.seen)} of {len(final.seen)} sights")
+                sights = f"{len(trace.seen)} of {len(final.seen)} sights"
+                self._problem(f"an execution of chapter {chapter} ended after {sights}")
             if trace.seen != final.seen[: len(trace.seen)]:
                 self._problem(f"chapter {chapter} {_difference(trace.seen, final.seen)}")
 
@@ -173,7 +174,8 @@ class _Judge:
 
 
 def _difference(one: Sequence[Any], other: Sequence[Any]) -> str:
-    index = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other)))
+    pairs = enumerate(zip(one, other, strict=False))
+    index = next((i for i, (left, right) in pairs if left != right), min(len(one), len(other)))
     shown = [" ".join(str(seen) for seen in seen[max(0, index - 3) : index + 3]) for seen in (one, other)]
     return f"was seen differently from sight {index} on: first\n    ... {shown[0]}\n  in the replay\n    ... {shown[1]}"
 

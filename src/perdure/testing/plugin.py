@@ -41,7 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _with_open_runtime(item: pytest.Function, test: Any) -> Any:
     @functools.wraps(test)
     async def opened(*arguments: Any, **fixtures: Any) -> None:
-        async with item.funcargs[FIXTURE]:
+        runtime: Any = item.funcargs[FIXTURE]
+        async with runtime:
             await test(*arguments, **fixtures)
 
     return opened

@@ -49,7 +49,10 @@ class Ready:
         return self.is_off
 
 
-class VirtualLoop(asyncio.AbstractEventLoop):
+_AbstractLoop: Any = asyncio.AbstractEventLoop  # whose methods say NotImplementedError where we define none
+
+
+class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
     """An event loop whose time is a FakeClock's, and which runs only as far as it is told to."""
 
     def __init__(self, clock: FakeClock, executor: Executor, complain: Callable[[dict[str, Any]], None]) -> None:
@@ -116,7 +119,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def create_task(
         self, coro: Generator[Any, None, Any] | Coroutine[Any, Any, Any], *, name: str | None = None, **options: Any
     ) -> Any:
-        task = asyncio.Task[Any](coro, loop=self, name=name, **options)  # type: ignore[arg-type]
+        task = asyncio.Task[Any](coro, loop=self, name=name, **options)
         self._tasks.add(task)
         return task
 
@@ -164,9 +167,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.is_dead = True
         self.ready.clear()
         for task in list(self._tasks):
-            if not task.done() and (coroutine := task.get_coro()) is not None:
+            if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 with contextlib.suppress(BaseException):  # whatever its cleanup raises, or that it would not end
+                    coroutine: Any = task.get_coro()
                     coroutine.close()
 
 

@@ -300,10 +300,10 @@ class Author:
         return Receive(number, self._rng.choice(MESSAGES), self._ms() if self._chance(0.6) else None)
 
     def look(self, number: int) -> Node:
-        return Look(number, self._rng.choice(("now", "random", "uuid", "patch", "state", "run")))  # type: ignore[arg-type]
+        return Look(number, self._rng.choice(("now", "random", "uuid", "patch", "state", "run")))
 
     def failure(self, number: int) -> Node:
-        return Raise(number, self._rng.choice(("value", "odd")))  # type: ignore[arg-type]
+        return Raise(number, self._rng.choice(("value", "odd")))
 
     def timeout(self, number: int, depth: int) -> Node:
         return Timeout(number, self._ms(), self._node(depth), self._chance(0.4))

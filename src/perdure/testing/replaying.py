@@ -49,7 +49,7 @@ def _compare(first: Execution, again: Execution) -> str | None:
 
 
 def _told(value: Any) -> str:
-    return (", ".join(map(str, value)) or "nothing") if isinstance(value, list) else repr(value)
+    return str(value) if value else "nothing"
 
 
 def _standing(execution: Execution) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -69,8 +69,8 @@ class SkippingEndings(Endings):
 
 
 class RuntimeUnderTest(Runtime):
-    """See above. `store`: default a new MemoryStore; `clock`: default a new FakeClock, which the store has to share.
-    `guard=False` lets workflow code reach for the outside world; `replays=False` replays it only where a run would be."""
+    """See above. `store`: by default a new MemoryStore. `clock`: by default a new FakeClock; the store has to share it.
+    `guard=False` lets workflow code reach for the outside world, `replays=False` leaves out the replay of each turn."""
 
     __test__ = False
     clock: FakeClock
@@ -103,9 +103,9 @@ class RuntimeUnderTest(Runtime):
             self.learn(spec)
         return await super().start(call, **options)
 
-    def provide(self, type: type[T], client: T) -> None:
-        """What `perdure.use(type)` gives to steps from now on."""
-        cast("dict[type, Any]", self._options.provided)[type] = client
+    def provide(self, kind: type[T], client: T) -> None:
+        """What `perdure.use(kind)` gives to steps from now on."""
+        cast("dict[type, Any]", self._options.provided)[kind] = client
 
     async def settle(self) -> None:
         """Let everything happen that needs no time to pass."""
@@ -140,7 +140,7 @@ class RuntimeUnderTest(Runtime):
         self._host.turns.performer.on_launch = watch
 
     async def die(self) -> None:
-        """Stop as if the process had been killed: nothing is written, nothing given back, and others see the proof of it.
+        """Stop as if the process had been killed: nothing is written or given back, and others see the proof of it.
         What a live process cannot be spared: step bodies under way see a CancelledError."""
         host, self._host_open = self._host, None
         self._endings.close()
@@ -171,8 +171,8 @@ class RuntimeUnderTest(Runtime):
         return endings
 
     @contextlib.asynccontextmanager
-    async def _letting_time_pass(self) -> AsyncIterator[None]:
-        """Skip time while somebody waits in here, whenever nothing else happens. What goes wrong with that is theirs."""
+    async def _letting_time_pass(self) -> AsyncGenerator[None, None]:
+        """Skip time while somebody waits in here, whenever nothing else happens; they are told what goes wrong."""
         waiter = asyncio.current_task()
         if self._skipping is None or self._skipping.done():
             self._skipping, self._problem = asyncio.ensure_future(self._skip()), None
@@ -212,7 +212,7 @@ class RuntimeUnderTest(Runtime):
             else:
                 await asyncio.sleep(0.001)
             if self.clock.now() - began > SKIPPED_AT_ONCE_MAX / timedelta(microseconds=1):
-                raise AssertionError(f"{SKIPPED_AT_ONCE_MAX.days} days have passed without a result: {self._standing()}")
+                raise AssertionError(f"{SKIPPED_AT_ONCE_MAX.days} days passed without a result: {self._standing()}")
 
     def _standing(self) -> str:
         runs = [info for info in self._store.runs(Filter(limit=20)) if not info.status.is_final]

@@ -100,7 +100,8 @@ class Simulator:
             self.problem(f"the body of {name} began twice under epoch {live.epoch}")
         epochs.add(live.epoch)
         node = self.program.nodes[body.node]
-        if isinstance(node, p.Step) and node.which != "lazy" and self._digests.setdefault(call, body.digest) != body.digest:
+        is_firm = isinstance(node, p.Step) and node.which != "lazy"
+        if is_firm and self._digests.setdefault(call, body.digest) != body.digest:
             self.problem(f"{name} was asked for on other grounds than before: something unrecorded reached the code")
 
     def kill_proof(self, worker: str) -> None:
@@ -319,7 +320,7 @@ class Simulator:
 
     def run(self) -> Simulator:
         """Let the program run through all that is planned. Raises SimulationFailed."""
-        workflows.stage = self
+        workflows.enter_stage(self)
         exact.install()
         levels = [(log, log.level) for log in (logging.getLogger("perdure"), logging.getLogger("asyncio"))]
         for log, _ in levels:
@@ -410,6 +411,5 @@ class Simulator:
             if rid not in self.ended:
                 info = self._info(rid)
                 owner = next((pr.name for pr in self.processes if pr.worker == info.owner), info.owner)
-                self.problem(
-                    f"{run_id} does not end: {info.status} {info.reason or ''}, owner {owner}, due {self._since(info.due_at)}"
-                )
+                told = f"{info.status} {info.reason or ''}, owner {owner}, due {self._since(info.due_at)}"
+                self.problem(f"{run_id} does not end: {told}")

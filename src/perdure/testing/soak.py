@@ -98,7 +98,7 @@ def tell(seed: int) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m perdure.testing.soak", description="Random programs, random faults.")
+    parser = argparse.ArgumentParser("python -m perdure.testing.soak", description="Random programs, random faults.")
     parser.add_argument("--seed", type=int, help="run this one and tell all about it")
     parser.add_argument("--programs", type=int, help="how many (default 1000, or as many as fit into --minutes)")
     parser.add_argument("--minutes", type=float, help="for how long at most")

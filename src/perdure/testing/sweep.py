@@ -62,7 +62,8 @@ async def sweep_crashes(
 
     Raises SweepFailed when a run that crashed and was recovered gives something else, or a recorded step began again.
     """
-    sweeper = _Sweeper(_scenario_of(call) if isinstance(call, Call) else call, workflows, provide)
+    scenario: Scenario[T] = call if callable(call) else _scenario_of(call)
+    sweeper = _Sweeper(scenario, workflows, provide)
     expected, writes = await sweeper.run(None, "before")
     crashes = 0
     for n in itertools.count(1):
@@ -119,7 +120,7 @@ class _Sweeper(Generic[T]):
         self._inner = MemoryStore(clock)
         crashed = asyncio.Event()
         store = CrashingStore(self._inner, fail_at=fail_at, when=when, how=lambda: _crash(crashed))
-        with _quiet_about_crashes():
+        with _QuietAboutCrashes():
             outcome = await self._until_crash(self._runtime(store, clock), crashed)
         writes = store.writes
         if crashed.is_set():
@@ -174,7 +175,8 @@ class _Sweeper(Generic[T]):
         for row in self._inner.load(flight.live.rid).rows:
             event = e.decode(row.envelope)
             if isinstance(event, e.StepCompleted | e.StepFailed) and event.key == flight.ask.key:
-                self._repeated.append(f"{event.label} of run {flight.live.run_id} began again, recorded as event {row.seq}")
+                told = f"{event.label} of run {flight.live.run_id}"
+                self._repeated.append(f"{told} began again, although event {row.seq} has its outcome")
 
     def report(self, n: int | None, when: When, what: str) -> str:
         """What is wrong, after which crash, and the histories as they are now."""
@@ -192,7 +194,7 @@ def _crash(crashed: asyncio.Event) -> BaseException:
     return Crash()
 
 
-class _quiet_about_crashes:
+class _QuietAboutCrashes:
     """The event loop does not report the crashes that are made on purpose."""
 
     def __enter__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 import perdure
@@ -50,8 +50,17 @@ class Process:
     """The key under which a simulated process is provided to the bodies of its steps."""
 
 
-stage: Stage
-"""The stage of the program that is being performed in this thread of this process."""
+_stages: list[Stage] = []
+
+
+def enter_stage(stage: Stage) -> None:
+    """From now on programs are performed here. One at a time in a process."""
+    _stages[:] = [stage]
+
+
+def on_stage() -> Stage:
+    """Where the program that runs now is performed."""
+    return _stages[0]
 
 
 def value_of(program: p.Program, node: int) -> int:
@@ -60,6 +69,7 @@ def value_of(program: p.Program, node: int) -> int:
 
 
 def _begin(node: int, digest: int, chapter: int) -> tuple[p.Step, float]:
+    stage = on_stage()
     stage.step_began(Body(node, digest, chapter))
     it = stage.program.nodes[node]
     assert isinstance(it, p.Step)
@@ -75,7 +85,7 @@ def _end(node: p.Step) -> int:
         raise OddError(node.number)
     if node.ends == "final":
         raise perdure.Final("for good")
-    return value_of(stage.program, node.number)
+    return value_of(on_stage().program, node.number)
 
 
 async def _perform(node: int, digest: int, chapter: int) -> int:
@@ -106,7 +116,7 @@ def threaded(node: int, digest: int, chapter: int) -> int:
     return _end(it)
 
 
-STEPS = {"plain": plain, "lazy": lazy, "short": short, "threaded": threaded}
+STEPS: dict[str, Any] = {"plain": plain, "lazy": lazy, "short": short, "threaded": threaded}
 
 
 class Durable:
@@ -120,7 +130,8 @@ class Durable:
         return self.execution.is_closing
 
     def step(self, node: p.Step, digest: int, chapter: int) -> Awaitable[int]:
-        return STEPS[node.which].call(node.number, digest, chapter)
+        call: Awaitable[int] = STEPS[node.which].call(node.number, digest, chapter)
+        return call
 
     def sleep(self, seconds: float) -> Awaitable[None]:
         return perdure.sleep(seconds)
@@ -134,7 +145,7 @@ class Durable:
     async def start_child(self, node: p.Node, digest: int, *, abandons: bool) -> ChildHandle:
         return await perdure.start(simulated.call(node.number, 0, digest), on_cancel="abandon" if abandons else "wait")
 
-    def as_completed(self, kids: list[Coroutine[Any, Any, int]], timeout: float | None) -> Iterable[Awaitable[int]]:
+    def as_completed(self, kids: Sequence[Coroutine[Any, Any, int]], timeout: float | None) -> Iterable[Awaitable[int]]:
         return asyncio.as_completed(kids, timeout=timeout)
 
     def wait_for(self, kid: Coroutine[Any, Any, int], timeout: float) -> Awaitable[int]:
@@ -165,6 +176,7 @@ async def simulated(node: int, chapter: int, digest: int = 0) -> int:
     """Evaluate this node of the program on the stage. `digest`: on which grounds a child was asked for."""
     execution = execution_here()
     assert execution is not None
+    stage = on_stage()
     program = stage.program
     trace = Trace(program, Durable(execution), execution.run_id, chapter)
     stage.began(trace, execution)
