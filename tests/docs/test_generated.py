@@ -15,10 +15,18 @@ import perdure
 from perdure.api import inbox, workflow
 from perdure.specs import Retry
 
+MADE_FROM_MEASUREMENTS = {"PERFORMANCE.md"}
+"""Pages that need a machine to themselves; a checkout may not have them."""
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
 MADE = [page for page in PAGES if generated.places_in(page)]
 
 
-@pytest.mark.parametrize("page", MADE, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", MADE, ids=name_of)
 def test_a_page_is_in_step_with_the_code(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text == generated.filled(text), "write it anew: python -m tests.docs.generated"
@@ -80,7 +88,7 @@ def names_of_perdure(text: str) -> set[str]:
     return set(re.findall(r"(?<![\w./-])perdure\.([A-Za-z_]\w*)(?!\.\w*/)", text)) - {"db", "io"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_name_of_perdure_exists(page: Path) -> None:
     missing = [name for name in names_of_perdure(page.read_text(encoding="utf-8")) if not _exists(name)]
     assert not missing
@@ -91,7 +99,7 @@ def _exists(name: str) -> bool:
     return hasattr(perdure, name) or (package / name).is_dir() or (package / f"{name}.py").is_file()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_link_leads_somewhere(page: Path) -> None:
     broken = [link for link in _links(page) if not _leads_somewhere(page, link)]
     assert not broken
@@ -106,7 +114,7 @@ def _leads_somewhere(page: Path, link: str) -> bool:
     path, _, anchor = link.partition("#")
     target = page if not path else (page.parent / path).resolve()
     if not target.exists():
-        return False
+        return target.name in MADE_FROM_MEASUREMENTS
     return not anchor or anchor in {_anchor(line) for line in target.read_text(encoding="utf-8").splitlines()}
 
 
@@ -120,6 +128,6 @@ FORBIDDEN = re.compile(r"exactly[ -]once|guaranteed delivery|seamless|blazing|po
 SAYS_WHAT_IT_IS_NOT = {"misunderstandings.md"}
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in SAYS_WHAT_IT_IS_NOT], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in SAYS_WHAT_IT_IS_NOT], ids=name_of)
 def test_no_page_promises_too_much(page: Path) -> None:
     assert not FORBIDDEN.findall(page.read_text(encoding="utf-8"))
