@@ -164,10 +164,13 @@ class Runtime(Client):
         return host.worker if len(host.turns.live) + self._starting <= self._options.runs_max else None
 
     def _started(self, info: RunInfo, new: NewRun, raw: bytes) -> None:
-        self._host.own.add(info.run_id)
+        host = self._host
+        if self._options.adopt != "all":
+            host.own.add(info.run_id)
         if info.owner is not None:
-            host = self._host
             asyncio.get_running_loop().call_soon(host.take_new, info, new, raw)
+        else:
+            host.kick()  # it waits, for its time or for room: let the alarm be set
 
     async def _attach(self, info: RunInfo, new: NewRun, spec: WorkflowSpec) -> Any:
         if self._options.adopt == "own":
