@@ -45,8 +45,9 @@ class Written(NamedTuple):
 
     append: Append
     entries: Sequence[tuple[Entry, int]]
-    then: Sequence[Callable[[], None]]
+    then: list[Callable[[], None]]
     change: Change | None
+    has_lazy: bool = False
 
 
 class LiveRun:
@@ -144,6 +145,11 @@ class LiveRun:
         """Whether a letter is on its way into the history already."""
         return mail_id in self.taken or (self.under_way is not None and mail_id in self.under_way.append.taken)
 
+    @property
+    def has_lazy(self) -> bool:
+        """Whether the code knows a lazy result that is not durable yet."""
+        return self.lazy > 0 or (self.under_way is not None and self.under_way.has_lazy)
+
     def note_blocked(self, event: e.RunBlocked) -> None:
         """The run, or one call of it, waits for a person."""
         if event.task is None:
@@ -157,6 +163,11 @@ class LiveRun:
             self.blocked = None
         else:
             self.blocked_calls.pop((event.task, event.n), None)
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the run would go on if it were left alone: it is not letting go, and waits for no person."""
+        return not (self.is_leaving or self.blocked is not None or self.blocked_calls)
 
     @property
     def is_parked(self) -> bool:
@@ -185,7 +196,7 @@ class LiveRun:
             append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs), self.change,
             tuple(self.taken), tuple(self.new_runs), tuple(self.watches), tuple(self.letters),
         )  # fmt: skip
-        written = Written(append, dated, self.then, self.change)
+        written = Written(append, dated, self.then, self.change, bool(self.lazy))
         self.entries, self.then, self.change, self.taken = [], [], None, []
         self.new_runs, self.watches, self.letters, self.lazy = [], [], [], 0
         self.under_way = written

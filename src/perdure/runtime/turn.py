@@ -18,7 +18,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,6 +33,7 @@ from perdure.runtime import load, mail
 from perdure.runtime.live import CHAPTER_TO_BE_PLACED, Delivery, Entry, LiveRun, Written
 from perdure.runtime.performer import Flight, Performer
 from perdure.runtime.sections import Sections
+from perdure.runtime.threads import DaemonThreads
 from perdure.runtime.writer import Done as DoneCallback
 from perdure.runtime.writer import Writer
 from perdure.specs import WorkflowSpec
@@ -108,9 +108,10 @@ class Turns:
         self.on_trouble: Callable[[], None] = lambda: None
         self.on_child: Callable[[str], None] = lambda _: None
         self._open_turns: dict[int, tuple[LiveRun, float]] = {}
-        self._threads = ThreadPoolExecutor(TURN_THREADS_MAX, thread_name_prefix="perdure-turn")
+        self._threads = DaemonThreads(TURN_THREADS_MAX, "perdure-turn")
         self._guard = guard
         self._stopwatch = stopwatch
+        self._failed_here: set[str] = set()
         self._dirty: dict[int, LiveRun] = {}
         self._ids = itertools.count()
         self._id_prefix = os.urandom(8)
@@ -387,7 +388,7 @@ class Turns:
         live.execution.commands = []
         if live.is_parked:
             live.held.extend(commands)
-        elif live.is_suspect or (live.lazy and not all(_is_lazy(c) for c in commands)):
+        elif live.is_suspect or (live.has_lazy and not all(_is_lazy(c) for c in commands)):
             self._perform_after_append(live, commands)
         else:
             for command in commands:
@@ -415,6 +416,8 @@ class Turns:
         if live.has_something_to_write:
             live.then.append(perform)
             self._mark(live)
+        elif live.under_way is not None and live.under_way.has_lazy:
+            live.under_way.then.append(perform)
         else:
             perform()
 
