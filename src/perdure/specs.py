@@ -12,7 +12,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
-from perdure.errors import DeclarationError
+from perdure.errors import DeclarationError, UsageError
 
 if TYPE_CHECKING:
     from perdure.codec import ArgumentsCodec, ValueCodec
@@ -54,7 +54,7 @@ def recordable(text: Any, *, what: str, length_max: int = 500) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UsageError(f"{what} {text!r}: it holds half a character (a lone surrogate), which no store takes") from None
+        raise UsageError(f"{what} {text!r}: it holds a lone surrogate, which no store takes") from None
     return text
 
 

@@ -20,6 +20,7 @@ from perdure.api.endings import Endings
 from perdure.api.settings import store_from
 from perdure.clock import Clock, SystemClock
 from perdure.codec import ValueCodec, codec_for, load_exception, unpack
+from perdure.engine.execution import SECONDS_MAX
 from perdure.errors import (
     PerdureBug,
     RunBlockedError,
@@ -32,7 +33,6 @@ from perdure.errors import (
 from perdure.history import events as e
 from perdure.runtime import load, mail
 from perdure.runtime.turn import Standstill
-from perdure.engine.execution import SECONDS_MAX
 from perdure.specs import WorkflowSpec, recordable, seconds
 from perdure.store.protocol import (
     Done,

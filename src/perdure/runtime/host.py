@@ -244,7 +244,7 @@ class Host:
         """Stop: plain steps under way are cancelled (they run again elsewhere), what came in is written, every run is
         free for others. Returns the ids of the runs that are not finished."""
         self.turns.is_stopping = True
-        unfinished = sorted(live.run_id for live in self.turns.live.values() if not live.is_leaving)
+        unfinished = sorted(live.run_id for live in self.turns.live.values() if live.is_at_work)
         until = self._loop.time() + SHUTDOWN_SECONDS_MAX
         self.release_idle()
         while not self.writer.is_idle and self._loop.time() < until:

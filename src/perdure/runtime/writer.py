@@ -99,7 +99,8 @@ class Writer:
             commit.add_done_callback(lambda done: self._finish_later(jobs, done))
 
     def _may_be_inline(self, writes: int) -> bool:
-        if self._lone_seconds >= INLINE_COMMIT_SECONDS_MAX or self._seconds_per_write * writes >= INLINE_BATCH_SECONDS_MAX:
+        takes = self._seconds_per_write * writes
+        if self._lone_seconds >= INLINE_COMMIT_SECONDS_MAX or takes >= INLINE_BATCH_SECONDS_MAX:
             return False
         try:
             return self._store.is_free()
