@@ -28,6 +28,7 @@ from perdure import (
     step,
     workflow,
 )
+from perdure.api.calls import Call
 from perdure.store.memory import MemoryStore
 from perdure.testing.clock import FakeClock
 
@@ -195,8 +196,8 @@ def test_listing_by_workflow_status_tag_and_time() -> None:
     async def main() -> None:
         async with on_one_store(clock=clock)(worker, waiter) as runtime:
             for day in range(4):
-                call = worker.call(day) if day % 2 else waiter.call()
-                await (await runtime.start(call, id=f"day-{day}", tags={"even": str(day % 2 == 0)})).summary()  # type: ignore[arg-type]
+                call: Call[Any] = worker.call(day) if day % 2 else waiter.call()
+                await runtime.start(call, id=f"day-{day}", tags={"even": str(day % 2 == 0)})
                 clock.advance(timedelta(days=1))
 
             async def ids(**which: Any) -> list[str]:
@@ -353,7 +354,7 @@ def test_a_message_around_the_time_limit_has_one_winner_also_after_a_restart(mic
                 await eventually(lambda: is_in_memory(runtime, "r"))
                 clock.advance_to(clock.now() + 60_000_000 + microseconds)
                 await run.send("go", "in time")
-                await eventually(lambda: has_kind(run, "message.arrived"))
+                await eventually(lambda run=run: has_kind(run, "message.arrived"))  # type: ignore[misc]
             async with make(race) as runtime:
                 run = await runtime.get("r")
                 await run.send("end", "end")

@@ -174,8 +174,7 @@ class Runtime(Client):
 
     async def _attach(self, info: RunInfo, new: NewRun, spec: WorkflowSpec) -> Any:
         if self._options.adopt == "own":
-            self._host.own.add(info.run_id)
-            self._host.kick()
+            self._host.own_family(info.run_id)
         return await super()._attach(info, new, spec)
 
     def _holds(self, rid: int) -> bool:

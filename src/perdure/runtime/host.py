@@ -11,7 +11,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from perdure.runtime.live import LiveRun
 from perdure.runtime.turn import Turns
 from perdure.runtime.writer import Writer
 from perdure.specs import WorkflowSpec
-from perdure.store.protocol import NewRun, RunInfo, Store
+from perdure.store.protocol import FINAL, Filter, NewRun, RunInfo, Status, Store
 
 log = logging.getLogger("perdure")
 
@@ -63,6 +63,19 @@ def catalog_of(workflows: Mapping[tuple[str, int], WorkflowSpec]) -> dict[tuple[
     return catalog
 
 
+UNFINISHED = frozenset(Status) - FINAL
+
+
+def every_run(store: Store, which: Filter) -> Iterator[RunInfo]:
+    """All runs of a kind, newest first, however many."""
+    while True:
+        page = store.runs(which)
+        yield from page
+        if len(page) < which.limit:
+            return
+        which = which._replace(before_rid=page[-1].rid)
+
+
 class Host:
     """One worker in one process, on the loop that it was opened on."""
 
@@ -97,7 +110,7 @@ class Host:
         self.turns.on_letters = self.kick
         self.turns.on_trouble = self.be_unsure
         if options.adopt != "all":
-            self.turns.on_child = self.own.add  # whose run is continued, its children are
+            self.turns.on_child = self._own_child
         self.lease = options.lease(
             self.worker, store, options.lease_seconds, driving=lambda: self.turns.driving,
             on_lost=lambda: self._loop.call_soon_threadsafe(self._lost_everything), now=clock.now,
@@ -111,6 +124,20 @@ class Host:
         if not self._kick_is_scheduled and not self._is_closed:
             self._kick_is_scheduled = True
             self._loop.call_soon(self._look)
+
+    def own_family(self, run_id: str) -> None:
+        """Continue this run, and the runs below it: a parked parent would not be loaded to name its children."""
+        self.own.add(run_id)
+        for child in list(every_run(self.store, Filter(parent_run_id=run_id, status=UNFINISHED))):
+            if child.run_id not in self.own:
+                self.own_family(child.run_id)
+        self.kick()
+
+    def _own_child(self, run_id: str) -> None:
+        """Whose run is continued here, its children are; one may be due that was nobody's until now."""
+        if run_id not in self.own:
+            self.own.add(run_id)
+            self.kick()
 
     def _look(self) -> None:
         self._kick_is_scheduled = False

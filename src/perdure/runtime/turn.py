@@ -439,8 +439,9 @@ class Turns:
         """Start a child run: its first row and our note of it are one transaction."""
         if ask.is_started or ask.key in live.execution.known.children:
             return
-        if any(new.run_id == ask.run_id for new in live.new_runs):
-            self._record_child(live, ask, is_attached=True)
+        sibling = next((new for new in live.new_runs if new.run_id == ask.run_id), None)
+        if sibling is not None:
+            self._attach_to_sibling(live, ask, sibling)
             return
         now = max(self.clock.now(), live.last_at)
         is_ours = ask.spec.key in self.catalog and not self.is_stopping
@@ -450,6 +451,15 @@ class Turns:
         live.new_runs.append(new)
         self._record_child(live, ask, is_attached=False)
         live.then.append(partial(self._admit_child, new, ask.input))
+
+    def _attach_to_sibling(self, live: LiveRun, ask: ChildAsk, sibling: NewRun) -> None:
+        """Another call of the same turn has just asked for a child of this id."""
+        if (sibling.workflow, sibling.version, sibling.input_digest) == (*ask.spec.key, ask.packed.digest):
+            self._record_child(live, ask, is_attached=True)
+            return
+        ask.is_started = True
+        live.entries.extend(_refused(Entry(_child_started(ask), ask.packed), sibling))
+        self._mark(live)
 
     def _admit_child(self, new: NewRun, input_raw: bytes) -> None:
         try:
@@ -465,10 +475,7 @@ class Turns:
         ask.is_started = True
         live.watches.append(Watch(ask.run_id, live.rid, mail.child_key(ask)))
         live.execution.children[ask.key] = ask.run_id
-        started = e.ChildStarted(
-            *ask.key, ask.name, ask.use, ask.run_id, ask.spec.version, ask.packed.digest, ask.on_cancel, is_attached
-        )
-        live.record(started, input=ask.packed)
+        live.record(_child_started(ask, is_attached=is_attached), input=ask.packed)
         self._mark(live)
 
     def _child_exists(self, live: LiveRun, written: Written, taken: Exists) -> None:
@@ -477,9 +484,11 @@ class Turns:
         other = taken.run
         new = next(n for n in written.append.new_runs if n.run_id == other.run_id)
         same = (other.workflow, other.version, other.input_digest) == (new.workflow, new.version, new.input_digest)
+        settled = {entry.event.key for entry, _ in written.entries if isinstance(entry.event, e.ChildEnded)}
         entries: list[Entry] = []
         for entry, _ in written.entries:
-            if isinstance(entry.event, e.ChildStarted) and entry.event.run_id == other.run_id:
+            event = entry.event
+            if isinstance(event, e.ChildStarted) and event.run_id == other.run_id and event.key not in settled:
                 entries.extend(_attached(entry) if same else _refused(entry, other))
             else:
                 entries.append(entry)
@@ -615,6 +624,8 @@ class Turns:
 
     def _waits_for(self, live: LiveRun) -> str:
         kinds = {ask.kind for ask in live.execution.open.values()} | self.sections.waits_for(live)
+        if live.execution.holding:
+            kinds.add("child")
         for kind, reason in (("receive", "message"), ("child", "child")):
             if kind in kinds:
                 return reason
@@ -812,7 +823,13 @@ def _is_about(follow_up: Callable[[], None], new: NewRun) -> bool:
     return isinstance(follow_up, partial) and any(argument is new for argument in follow_up.args)
 
 
-def _refused(entry: Entry, other: RunInfo) -> list[Entry]:
+def _child_started(ask: ChildAsk, *, is_attached: bool = False) -> e.ChildStarted:
+    return e.ChildStarted(
+        *ask.key, ask.name, ask.use, ask.run_id, ask.spec.version, ask.packed.digest, ask.on_cancel, is_attached
+    )
+
+
+def _refused(entry: Entry, other: RunInfo | NewRun) -> list[Entry]:
     started = entry.event
     if not isinstance(started, e.ChildStarted):
         return [entry]
