@@ -13,7 +13,6 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -27,6 +26,7 @@ from perdure.http.classify import classify
 from perdure.runtime.attempt import ATTEMPT, JOURNAL, Attempt
 from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.retrying import Again, next_attempt
+from perdure.runtime.threads import DaemonThreads
 
 log = logging.getLogger("perdure")
 
@@ -101,7 +101,7 @@ class Performer:
         self.provided = provided
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
-        self._threads = ThreadPoolExecutor(threads_max, thread_name_prefix="perdure-step")
+        self._threads = DaemonThreads(threads_max, "perdure-step")
         self._running: set[Flight] = set()
         self._queue: deque[Flight] = deque()
         self._alarm: Alarm | None = None
