@@ -20,17 +20,20 @@ PAGE = ROOT / "docs" / "tutorial.md"
 MARK = "@@@ command"
 INSTALLING = ("python -m venv", "pip install")
 HASTE = (
-    # a second of a step is shorter here, and where the page sleeps, this waits for what it sleeps for
-    ("asyncio.sleep(1)", "asyncio.sleep(0.3)"),
-    ("sleep 3; kill", "until_found \"SELECT count(*) > 5 FROM events WHERE kind = 'step.completed'\"; kill"),
-    ("sleep 2; perdure runs", "until_found \"SELECT count(*) > 0 FROM runs WHERE status = 'waiting'\"; perdure runs"),
+    # how long a step takes stands in a file; and where the page sleeps, this waits for what it sleeps for
+    ("asyncio.sleep(1)", "asyncio.sleep(float(open('pace').read()))"),
+    ("perdure run agent.py coffee --id coffee &", "echo 1.5 > pace; perdure run agent.py coffee --id coffee &"),
+    ("sleep 3; kill -9 $!", "until_found 'count(*) > 5 FROM events' \"kind = 'step.completed'\"; kill -9 $!; FAST"),
+    ("sleep 2; perdure runs", "until_found 'count(*) > 0 FROM runs' \"status = 'waiting'\"; perdure runs"),
+    ("perdure worker survey.py &> first.log &", "echo 1.5 > pace; perdure worker survey.py &> first.log &"),
     ("sleep 2; perdure worker", "until_said asking first.log; perdure worker"),
-    ("sleep 4; kill", "until_said serves second.log; until_said prices first.log; kill"),
+    ("sleep 4; kill -9 $first", "until_said serves second.log; kill -9 $first; FAST"),
+    ("FAST", "echo 0.1 > pace"),
 )
 WAITING = """
 for_a_while() { for _ in $(seq 300); do "$@" && return; sleep 0.05; done; }
 until_said() { for_a_while grep -qs "$@"; }
-until_found() { for_a_while python until.py "$1" 2> until.log; }
+until_found() { for_a_while python until.py "SELECT $1 WHERE $2" 2> until.log; }
 """
 LOOK = """import sqlite3, sys
 (is_so,) = sqlite3.connect("perdure.db").execute(sys.argv[1]).fetchone()
@@ -66,6 +69,7 @@ def test_every_command_of_the_tutorial_works(tmp_path: Path, environment: dict[s
     folder = tmp_path / "empty"
     folder.mkdir()
     (folder / "until.py").write_text(LOOK)
+    (folder / "pace").write_text("0.1")
     steps: list[tuple[str, str]] = []
     for block in blocks(PAGE):
         if block.file is not None:
