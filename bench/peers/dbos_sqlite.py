@@ -12,7 +12,7 @@ class Peer(work.Peer):
     packages = ("dbos", "SQLAlchemy")
     imports = "import dbos"
     durability = "SQLite as DBOS opens it: journal_mode=DELETE, synchronous=FULL"
-    sizes = {"late": 5000}  # noqa: RUF012
+    sizes = {"late": 5000, "sleepers": 500}  # noqa: RUF012
 
     async def open(self) -> None:
         from dbos import DBOS, SetWorkflowID
