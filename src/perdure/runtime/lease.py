@@ -1,7 +1,8 @@
 """Keeps the worker's lease alive from a thread of its own, and watches the loop that turns are driven on.
 
 A blocked loop (a long turn, a blocking call in the program) does not cost the lease for LOOP_BLOCKED_SECONDS_MAX; then
-the run whose turn is open is parked as `stuck_turn`, under its epoch, and the lease is let go.
+the run whose turn is open is parked as `stuck_turn`, under its epoch, and the lease is let go until the loop comes
+round again. A turn that hangs in a thread of its own blocks no loop: its run is parked, the lease is kept.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from perdure.errors import StoreError
 from perdure.history import events as e
 from perdure.history.chain import link
 from perdure.runtime.live import LiveRun
-from perdure.store.protocol import Append, Change, Row, Status, Store, Wakes
+from perdure.store.protocol import Append, Change, Done, Moved, Outcome, Row, Status, Store, Wakes
 
 log = logging.getLogger("perdure")
 
 TURN_LOGGED_SECONDS = 2.0
 LOOP_BLOCKED_SECONDS_MAX = 30.0
+TRIES_TO_PARK = 5
 
 
 class Lease:
@@ -48,6 +50,7 @@ class Lease:
         self._now = now
         self._monotonic = monotonic
         self._logged: float | None = None
+        self._parked: tuple[int, float] | None = None
         self.pause_seconds = min(1.0, lease_seconds / 3)
         self.loop_seen = self._renewed = monotonic()
         self.valid_until = monotonic() + lease_seconds
@@ -70,15 +73,29 @@ class Lease:
                 return
 
     def tick(self) -> bool:
-        """Look at the turn and at the loop, renew if it is time. False: the lease is let go."""
+        """Look at the turn and at the loop, renew if it is time. False: not to be called any more."""
         self._watch_turn()
         now = self._monotonic()
-        if now - self.loop_seen > LOOP_BLOCKED_SECONDS_MAX and self._give_up():
-            return False
+        if self._is_stuck(now):
+            return True
         if now - self._renewed >= self._seconds / 3:
             self._renewed = now
             self._renew(now)
         return True
+
+    def _is_stuck(self, now: float) -> bool:
+        """Whether the loop is blocked for too long; a run that hangs in its turn is parked, once."""
+        driving = self._driving()
+        is_blocked = now - self.loop_seen > LOOP_BLOCKED_SECONDS_MAX
+        if driving is None:
+            if is_blocked:
+                self.saw_loop()
+            return False
+        live, began = driving
+        if now - began > LOOP_BLOCKED_SECONDS_MAX and self._parked != (live.rid, began):
+            self._parked = (live.rid, began)
+            self._park(live)
+        return is_blocked
 
     def saw_loop(self) -> None:
         """The loop that turns are driven on comes round."""
@@ -103,21 +120,25 @@ class Lease:
         stack = "".join(traceback.format_stack(frame)) if frame is not None else "no stack"
         log.warning("a turn of run %s takes longer than %g s:\n%s", driving[0].run_id, TURN_LOGGED_SECONDS, stack)
 
-    def _give_up(self) -> bool:
-        """Park the run that hangs in its turn, so that no other worker hangs on it too; then let the lease go."""
-        driving = self._driving()
-        if driving is None:
-            self.saw_loop()
-            return False
-        live = driving[0]
+    def _park(self, live: LiveRun) -> None:
+        """Park the run that hangs in its turn, so that no other worker hangs on it too."""
         hint = f"its turn did not come back within {LOOP_BLOCKED_SECONDS_MAX:g} s: the workflow's code blocks or spins"
         envelope = e.encode(e.RunBlocked("stuck_turn", hint))
-        at = max(self._now(), live.last_at)
-        row = Row(live.length, at, "run.blocked", envelope, None, None, link(live.head, live.length, at, envelope))
         change = Change(status=Status.BLOCKED, reason="stuck_turn", hint=hint, release=True, wakes=Wakes.CONTROL)
+        outcome: Outcome | StoreError | None = None
         try:
-            self._store.commit([Append(os.urandom(16), live.rid, live.epoch, live.length, (row,), change=change)])
+            for _ in range(TRIES_TO_PARK):  # an append that was under way may have come first
+                last = self._store.last_row(live.rid)
+                length, at = last.seq + 1, max(self._now(), last.at)
+                row = Row(length, at, "run.blocked", envelope, None, None, link(last.hash, length, at, envelope))
+                (outcome,) = self._store.commit(
+                    [Append(os.urandom(16), live.rid, live.epoch, length, (row,), change=change)]
+                )
+                if not isinstance(outcome, Moved):
+                    break
         except StoreError as error:
-            log.error("run %s hangs in its turn and could not be parked: %s", live.run_id, error)
-        log.error("run %s is parked as stuck_turn; this worker gives up its lease", live.run_id)
-        return True
+            outcome = error
+        if isinstance(outcome, Done):
+            log.error("run %s hangs in its turn and is parked as stuck_turn", live.run_id)
+        else:
+            log.error("run %s hangs in its turn and could not be parked: %s", live.run_id, outcome)

@@ -1,0 +1,101 @@
+"""A turn that does not come back costs its run a stop, and the worker nothing that it cannot make good again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.runtime.hosting import PATIENCE_SECONDS, eventually, host_of, is_in_memory, live, run_async
+
+import perdure
+from perdure import Client, Runtime, step, workflow
+from perdure.runtime import lease
+from perdure.store.memory import MemoryStore
+from perdure.store.protocol import Status
+
+GATE = threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def turns_are_stuck_soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(lease, "LOOP_BLOCKED_SECONDS_MAX", 0.2)
+    GATE.clear()
+    yield
+    GATE.set()
+
+
+@step
+async def note() -> None: ...
+
+
+@workflow
+async def blocks() -> None:
+    await note()
+    GATE.wait(PATIENCE_SECONDS)
+
+
+@workflow
+async def blocks_later() -> None:
+    await perdure.receive("go")
+    GATE.wait(PATIENCE_SECONDS)
+
+
+@workflow
+async def healthy() -> str:
+    return "done"
+
+
+def test_a_worker_that_was_declared_dead_over_a_stuck_turn_works_again() -> None:
+    """A turn blocks the loop for longer than the lease; the run is parked, another process declares the worker dead;
+    then the turn comes back. The worker takes runs again."""
+    store = MemoryStore()
+
+    def declare_dead(worker: str) -> None:
+        other, until = store.again(), time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < until:
+            info = other.find("a")
+            if info is not None and info.status is Status.BLOCKED:
+                other.take_over(worker, proven=False, retry_after=())
+                break
+            time.sleep(0.005)
+        GATE.set()
+
+    async def main() -> str:
+        async with Runtime(store.again(), workflows=[blocks, healthy], lease=0.3) as runtime:
+            helper = threading.Thread(target=declare_dead, args=(host_of(runtime).worker,))
+            helper.start()
+            await runtime.start(blocks.call(), id="a")
+            await eventually(GATE.is_set)
+            helper.join()
+            async with Client(store.again(), workflows=[healthy]) as client:
+                run = await client.start(healthy.call(), id="b")
+                result = await run.result(timeout=20)
+                summary = await (await client.get("a")).summary()
+            assert (summary.status, summary.reason) == ("blocked", "stuck_turn")
+            return result
+
+    assert run_async(main()) == "done"
+
+
+def test_a_turn_that_hangs_in_a_thread_of_its_own_is_parked() -> None:
+    """Its loop comes round all the time, so nothing but the turn's own age tells."""
+
+    async def main() -> tuple[str, str]:
+        async with Runtime(MemoryStore(), workflows=[blocks_later], lease=0.3, evict_after=1000) as runtime:
+            run = await runtime.start(blocks_later.call(), id="a")
+            await eventually(lambda: is_in_memory(runtime, "a") and bool(live(runtime, "a").execution.open))
+            live(runtime, "a").is_slow = True
+            await run.send("go")
+
+            async def is_parked() -> bool:
+                return await run.status() == "blocked"
+
+            await eventually(is_parked)
+            GATE.set()
+            await eventually(lambda: not is_in_memory(runtime, "a"))
+            summary = await run.summary()
+            return summary.status, summary.reason
+
+    assert run_async(main()) == ("blocked", "stuck_turn")
