@@ -44,6 +44,6 @@ def receive(name: str, type: type[T] | None = None, *, within: timedelta | float
     """The next message called `name`; see `perdure.receive`."""
     journal = _here("receive")
     limit = None if within is None else _seconds(within, what="within")
-    declared = (journal.live.execution.spec.receives or {}).get(name)
+    declared: Any = dict(journal.live.execution.spec.receives or {}).get(name)
     codec = declared if type is None and declared is not None else codec_for(Any if type is None else type)
     return cast(T, journal.wait(journal.receive(name, codec, limit)))

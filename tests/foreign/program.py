@@ -30,7 +30,9 @@ def crew(url: str) -> list[str]:
 
     with ThreadPoolExecutor(THREADS) as pool:
         contexts = [contextvars.copy_context() for _ in range(TASKS)]
-        return list(pool.map(lambda job: job[0].run(chain, job[1]), zip(contexts, range(TASKS), strict=True)))
+        answers = [pool.submit(context.run, chain, number) for number, context in enumerate(contexts)]
+        return [answer.result() for answer in answers]
+
 
 
 @perdure.workflow

@@ -47,7 +47,7 @@ class Service(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Service
+    server: Service  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
         self.server.decide(self.path)
@@ -82,6 +82,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[Service]:
 def test_random_kills_never_park_a_healthy_section(service: Service, tmp_path: Path) -> None:
     store_path = str(tmp_path / "runs.db")
     url = f"http://127.0.0.1:{service.server_address[1]}"
+    output = ""
     for _ in range(LIVES_MAX):
         with subprocess.Popen(
             [sys.executable, str(PROGRAM), store_path, url], stdout=subprocess.PIPE, text=True

@@ -47,6 +47,7 @@ def test_a_conversation_over_restarts_is_stored_about_once(tmp_path: Path) -> No
             await runtime.drain()
             return 0
 
+    text = 0
     for life in range(6):
         text = asyncio.run(some_turns(TURNS // 6, is_last=life == 5))
     assert text > TURNS * 2_000

@@ -4,6 +4,7 @@ It can be awaited, given to create_task or gather, started as a run, approved. W
 inside a workflow a recorded call, inside a step's body or outside of any run the plain function.
 """
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import asyncio
@@ -50,9 +51,8 @@ class Call(Coroutine[Any, Any, R], Generic[R]):
         return begun  # type: ignore[no-any-return]
 
     def send(self, value: Any) -> Any:
-        if self._begun is None:
-            self.__await__()
-        return self._begun.send(value)
+        begun: Any = self._begun if self._begun is not None else self.__await__()
+        return begun.send(value)
 
     def throw(self, *error: Any) -> Any:
         if self._begun is None:

@@ -3,6 +3,7 @@
 `Client` only needs the store; the workers may live in other processes. `Runtime` is a Client that also executes.
 """
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import asyncio

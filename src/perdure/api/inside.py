@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import random as _random
 import uuid as _uuid
-from collections.abc import Callable, Generator, Iterator, MutableMapping
+from collections.abc import Callable, Generator, MutableMapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
 
@@ -219,7 +220,7 @@ class Section:
         """Host `function(*args)`: a `def` in a thread of its own, an `async def` on the program's loop. After a crash
         it runs again from its start, with every step it made answered from the record."""
         execution = _execution("section")
-        is_async = asyncio.iscoroutinefunction(function)
+        is_async = inspect.iscoroutinefunction(function)
         result = arguments_codec_for(function).result
         return await execution.ask_section(self.name, function, args, kwargs, result, is_async=is_async)
 
@@ -253,7 +254,7 @@ def journal() -> Any:
 
 
 @contextlib.contextmanager
-def lane(name: str) -> Iterator[None]:
+def lane(name: str) -> Generator[None, None, None]:
     """Say which lane of its section hosted code is in: adapters name their threads or agents so that a call is found
     again under the same name."""
     token = LANE.set(name)

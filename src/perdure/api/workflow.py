@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from perdure.api.calls import Call, DurableFunction, same_signature
 from perdure.api.declaration import check_step, check_workflow
@@ -192,7 +192,7 @@ def _make_step(
         lazy=record == "lazy", record_input=record_input, ignore=tuple(ignore), digest_view=digest,
         raises=tuple(raises), on_input_drift=Drift(on_input_drift),
     )  # fmt: skip
-    return Step(spec) if is_async else SyncStep(spec)
+    return cast(Any, Step if is_async else SyncStep)(spec)
 
 
 class _WorkflowDecorator:
@@ -256,4 +256,4 @@ def _make_workflow(
         result=arguments.result, raises=tuple(raises), replays=frozenset(replays),
         receives=None if receives is None else {message: codec_for(hint) for message, hint in receives.items()},
     )  # fmt: skip
-    return Workflow(spec) if is_async else SyncWorkflow(spec)
+    return cast(Any, Workflow if is_async else SyncWorkflow)(spec)

@@ -14,12 +14,12 @@ from asyncio import tasks as asyncio_tasks
 from collections.abc import Iterable
 from typing import Any
 
-from perdure.engine.loop import DeterministicLoop, _get_running_loop
+from perdure.engine.loop import DeterministicLoop, running_loop
 
 _original_as_completed = asyncio.as_completed
 _original_wait_for = asyncio.wait_for
-_GatheringFuture: Any = asyncio_tasks._GatheringFuture  # type: ignore[attr-defined]
-_original_hash = _GatheringFuture.__hash__
+_GatheringFuture: Any = getattr(asyncio_tasks, "_GatheringFuture")  # noqa: B009  (typeshed has none)
+_original_hash: Any = _GatheringFuture.__hash__
 _lock = threading.Lock()
 _users = 0
 
@@ -29,7 +29,7 @@ INEXACT = {_original_as_completed: "asyncio.as_completed", _original_wait_for: "
 
 def as_completed(fs: Iterable[Any], *, timeout: float | None = None) -> Any:
     """asyncio.as_completed; on a workflow's loop, tasks are made in the order in which the awaitables are given."""
-    loop = _get_running_loop()
+    loop = running_loop()
     if not isinstance(loop, DeterministicLoop) or asyncio.isfuture(fs) or asyncio.iscoroutine(fs):
         return _original_as_completed(fs, timeout=timeout)
     seen: dict[int, Any] = {}
@@ -41,7 +41,7 @@ def as_completed(fs: Iterable[Any], *, timeout: float | None = None) -> Any:
 
 async def wait_for(fut: Any, timeout: float | None) -> Any:
     """asyncio.wait_for; on a workflow's loop, the awaited body runs in the caller's task on every Python."""
-    if not isinstance(_get_running_loop(), DeterministicLoop):
+    if not isinstance(running_loop(), DeterministicLoop):
         return await _original_wait_for(fut, timeout)
     if timeout is None or timeout > 0:
         async with asyncio.timeout(timeout):

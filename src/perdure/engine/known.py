@@ -1,4 +1,4 @@
-"""What a history that is about to be replayed says ahead of time: which calls are recorded, and how far each one got."""
+"""What a history that is about to be replayed says ahead of time: which calls are recorded, how far each one got."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import sys
 import threading
 from asyncio import events as asyncio_events
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from typing import Any
 
 CALLBACKS_WITHOUT_A_COMMAND_MAX = 100_000
@@ -26,7 +26,7 @@ ASYNCGENS_BEFORE_SWEEP = 64
 LOCAL_TIMERS: contextvars.ContextVar[bool] = contextvars.ContextVar("perdure_local_timers", default=False)
 """True inside an adapter's scope: timers of under a second armed there are polls of a framework, not waits of a run."""
 
-_get_running_loop = asyncio_events._get_running_loop  # pyright: ignore[reportPrivateUsage]
+running_loop = asyncio_events._get_running_loop  # pyright: ignore[reportPrivateUsage]
 _set_running_loop = asyncio_events._set_running_loop  # pyright: ignore[reportPrivateUsage]
 
 
@@ -143,7 +143,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         if self._thread_id:
             self._run_ready()
             return
-        outer, hooks = _get_running_loop(), sys.get_asyncgen_hooks()
+        outer, hooks = running_loop(), sys.get_asyncgen_hooks()
         self._enter()
         try:
             self._run_ready()
@@ -156,10 +156,10 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         return not self._ready
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self) -> Generator[None, None, None]:
         """While it lasts this thread's running loop and generator hooks are this loop's; `run_dry` then need not swap
         them each time."""
-        outer, hooks = _get_running_loop(), sys.get_asyncgen_hooks()
+        outer, hooks = running_loop(), sys.get_asyncgen_hooks()
         self._enter()
         try:
             yield

@@ -103,6 +103,8 @@ class LiveRun:
         self.length = length
         self.head = head
         self.last_at = last_at
+        self.next_head = head
+        self.next_at = last_at
         self.entries: list[Entry] = []
         self.then: list[Callable[[], None]] = []
         self.change: Change | None = None
@@ -149,6 +151,11 @@ class LiveRun:
     def has_lazy(self) -> bool:
         """Whether the code knows a lazy result that is not durable yet."""
         return self.lazy > 0 or (self.under_way is not None and self.under_way.has_lazy)
+
+    @property
+    def outcomes_under_way(self) -> int:
+        """How many outcomes are being written that the code does not know yet."""
+        return 0 if self.under_way is None else sum(entry.delivers for entry, _ in self.under_way.entries)
 
     def note_blocked(self, event: e.RunBlocked) -> None:
         """The run, or one call of it, waits for a person."""

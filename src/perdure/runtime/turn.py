@@ -228,6 +228,7 @@ class Turns:
         """Deliver these; lazy results that are still to be delivered stand before them in the history, and go first."""
         outcomes, live.undelivered = live.undelivered + outcomes, []
         deliver = live.execution.deliver
+        live.execution.outcomes_left = len(outcomes) + live.outcomes_under_way
 
         def turn() -> None:
             for event, at, raw in outcomes:
@@ -512,7 +513,7 @@ class Turns:
         task, n = ask.key
         live.record(e.CallCancelled(task, n, ask.name, ask.use))
         if live.blocked_calls.pop(ask.key, None) is not None:
-            live.record(e.RunUnblocked("cancelled", "", *ask.key))
+            live.record(e.RunUnblocked("cancelled", "", task, n))
             live.change = self.parked_change(live)
         self._mark(live)
 
