@@ -234,6 +234,26 @@ def _lines(node: Node, depth: int, role: str = "") -> Iterator[str]:
         yield from _lines(kid, depth + 1, inner)
 
 
+def program_of(root: Node, *, seed: int = 0, chapters: int = 1) -> Program:
+    """A program written by hand. Its nodes are numbered here, whatever numbers they have."""
+    nodes: dict[int, Node] = {}
+    return Program(seed, _numbered(root, nodes), tuple(nodes[number] for number in range(len(nodes))), chapters)
+
+
+def _numbered(node: Node, nodes: dict[int, Node]) -> Node:
+    number = len(nodes)
+    nodes[number] = node
+    changes: dict[str, Any] = {"number": number}
+    for field in dataclasses.fields(node):
+        value: Any = getattr(node, field.name)
+        if isinstance(value, Node):
+            changes[field.name] = _numbered(value, nodes)
+        elif field.name == "kids":
+            changes["kids"] = tuple(_numbered(kid, nodes) for kid in value)
+    nodes[number] = dataclasses.replace(node, **changes)
+    return nodes[number]
+
+
 # ── generating ──────────────────────────────────────────────────────────────────────────────
 
 

@@ -53,7 +53,8 @@ class Simulator:
         self.seed = seed
         self.program = program or p.write_program(seed)
         self._rng = Random(f"schedule {seed}")
-        self.plan = plan or make_plan(self._rng)
+        of_seed = make_plan(self._rng)
+        self.plan = plan or of_seed
         self.clock = FakeClock()
         self.store = MemoryStore(self.clock)
         self.processes: list[Process] = []

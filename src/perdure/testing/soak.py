@@ -1,6 +1,7 @@
 """The simulator as a command: `python -m perdure.testing.soak --programs 10000`, `--minutes 60`, `--seed 123`.
 
-With `--seed` one program is run, and told: the program, the schedule, and what is wrong, if anything. Otherwise seeds
+With `--seed` one program is run, and told: the program, the schedule, and what is wrong, if anything; with `--shrink` a
+program that fails is made as small as it gets. Otherwise seeds
 are run one after the other, on several processes; it ends with exit code 1 if any of them failed.
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 
+from perdure.testing.shrink import shrink
 from perdure.testing.simulator import SimulationFailed, Simulator
 
 SEEDS_AT_ONCE = 50
@@ -100,6 +102,7 @@ def tell(seed: int) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m perdure.testing.soak", description="Random programs, random faults.")
     parser.add_argument("--seed", type=int, help="run this one and tell all about it")
+    parser.add_argument("--shrink", type=int, metavar="SEED", help="make the failing program of this one small")
     parser.add_argument("--programs", type=int, help="how many (default 1000, or as many as fit into --minutes)")
     parser.add_argument("--minutes", type=float, help="for how long at most")
     parser.add_argument("--from", type=int, default=0, dest="first_seed", help="the first seed (default 0)")
@@ -107,6 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.seed is not None:
         return tell(given.seed)
+    if given.shrink is not None:
+        failing = shrink(given.shrink)
+        print(failing or f"seed {given.shrink} does not fail")
+        return 1 if failing else 0
     programs = 1_000 if given.programs is None and given.minutes is None else given.programs
     result = soak(
         programs,

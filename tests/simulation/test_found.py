@@ -1,0 +1,150 @@
+"""Schedules that broke a promise once. Each is a small program under a plan that provokes it, with many seeds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from perdure.testing import programs as p
+from perdure.testing.faults import Plan
+from perdure.testing.simulator import Simulator
+
+
+class Found(NamedTuple):
+    """`seeds`: so many schedules are tried; at least one of them failed before."""
+
+    what: str
+    root: p.Node
+    plan: Plan
+    seeds: int = 100
+    chapters: int = 1
+
+
+def step(ms: int = 20, *, which: str = "plain", fails: int = 0, ends: str = "value") -> p.Step:
+    return p.Step(0, which, ms, fails, ends)  # type: ignore[arg-type]
+
+
+def sleep(ms: int) -> p.Sleep:
+    return p.Sleep(0, ms, True)
+
+
+def sequence(*kids: p.Node) -> p.Sequence:
+    return p.Sequence(0, kids)
+
+
+def gather(*kids: p.Node) -> p.Gather:
+    return p.Gather(0, kids, False)
+
+
+def child(kid: p.Node, how: str = "await", ms: int = 0) -> p.Child:
+    return p.Child(0, kid, how, ms)  # type: ignore[arg-type]
+
+
+def receive(message: str = "a", within_ms: int | None = None) -> p.Receive:
+    return p.Receive(0, message, within_ms)
+
+
+FOUND = [
+    Found(
+        "a commit is asked for while another one is in the writer's thread",
+        sequence(child(receive()), step()),
+        Plan(workers=1, slow=0.3, messages=2, evict_after_ms=10),
+    ),
+    Found(
+        "a claim, or the loading of what was claimed, fails and its answer is lost",
+        gather(child(sequence(step(), sleep(100), step())), sequence(sleep(50), step())),
+        Plan(workers=2, write_fails=0.3, read_fails=0.2, evict_after_ms=10),
+    ),
+    Found(
+        "a release is applied and its answer lost, then the claim of the same run",
+        sequence(sleep(200), step(), sleep(200), receive(), step()),
+        Plan(workers=2, write_fails=0.3, messages=6, evict_after_ms=10),
+        seeds=300,
+    ),
+    Found(
+        "a start, a failed attempt or a heartbeat is written together with a lazy result that came before it",
+        gather(step(5, which="lazy"), step(60, fails=1), sequence(step(1, which="lazy"), step())),
+        Plan(workers=1, slow=0.5),
+    ),
+    Found(
+        "a lazy result and a durable one are committed before the lazy one is delivered",
+        gather(*(step(ms, which=which) for ms in (0, 1, 5) for which in ("lazy", "plain"))),
+        Plan(workers=1),
+    ),
+    Found(
+        "a lazy result is being written when the code that knows it asks for a step",
+        gather(sequence(step(20, which="lazy"), step()), sequence(step(20), step(20, which="lazy"), step())),
+        Plan(workers=1, slow=1.0, write_kills=0.2),
+        seeds=300,
+    ),
+    Found(
+        "a commit is answered while a turn thread is still delivering",
+        gather(*(sequence(step(ms, which="lazy"), sleep(10), step(ms)) for ms in (0, 1, 5))),
+        Plan(workers=1, slow=0.5),
+    ),
+    Found(
+        "a message to a paused run is seen together with one sent after its resume",
+        sequence(receive(), receive(), receive(), step()),
+        Plan(workers=1, holds=2, messages=6, pauses=2),
+        seeds=200,
+    ),
+    Found(
+        "a turn thread held an outcome back that belongs behind the end of its run",
+        p.Try(0, p.Timeout(0, 20, step(20), False), None, step(1)),
+        Plan(workers=1, slow=0.5, evict_after_ms=10),
+    ),
+    Found(
+        "a lazy result ends a run while a commit is under way",
+        p.Cancel(0, step(60), step(20, which="lazy")),
+        Plan(workers=1, slow=1.0),
+    ),
+    Found(
+        "a cancellation waits for the commit that records the starts of a suspect, and the run ends before it",
+        p.Wait(0, (step(60), step(60), sequence(step(5, which="lazy"))), "FIRST_COMPLETED", None, "leave"),
+        Plan(workers=2, slow=1.0, kills=2),
+        seeds=200,
+    ),
+    Found(
+        "a child is asked for and cancelled in one turn",
+        gather(child(step(), how="cancel"), p.Timeout(0, 0, child(step()), True), step()),
+        Plan(workers=2, evictions=2),
+    ),
+    Found(
+        "an abandoned child of an earlier chapter ends while a call of this one has its place",
+        sequence(child(step(60), how="abandon", ms=0), step(5)),
+        Plan(workers=2, write_fails=0.3, slow=0.5),
+        chapters=3,
+    ),
+    Found(
+        "a guard is answered in the last turn of a chapter",
+        sequence(step(), p.Look(0, "patch")),
+        Plan(workers=2, kills=1, evictions=2),
+        chapters=3,
+    ),
+    Found(
+        "a guard is answered between two outcomes of one commit, and the answer is lost",
+        gather(sequence(sleep(10), p.Look(0, "patch")), sleep(10), sequence(sleep(10), step())),
+        Plan(workers=1, slow=1.0, write_kills=0.2, leaves=2),
+        seeds=200,
+    ),
+    Found(
+        "a timer is left behind by a workflow whose end waits for a child",
+        p.Wait(
+            0, (p.Later(0, sequence(step(), step()), 100), child(sleep(200)), step(5)), "FIRST_COMPLETED", None, "cancel"
+        ),
+        Plan(workers=1, slow=0.5),
+    ),
+    Found(
+        "the only place in memory is taken by a parent that waits for its child",
+        child(child(step(60))),
+        Plan(workers=1, kills=2, runs_max=1, messages=6, evict_after_ms=10_000),
+    ),
+]
+
+
+@pytest.mark.parametrize("found", FOUND, ids=[found.what for found in FOUND])
+def test_a_schedule_that_broke_a_promise_once(found: Found) -> None:
+    program = p.program_of(found.root, chapters=found.chapters)
+    for seed in range(found.seeds):
+        Simulator(seed, program=program, plan=found.plan).run()
