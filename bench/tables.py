@@ -97,7 +97,7 @@ def table(lines: list[dict[str, Any]], columns: dict[str, str]) -> list[str]:
         peer = line["peer"] + (f" (n = {line['n']:,})" if line["n"] != most else "")
         cells = [cell(line, name, spread=name == next(iter(shown), "")) for name in shown]
         error = line["median"].get("error")
-        rows.append(f"| {peer} | " + " | ".join(cells) + " |" + (f" {error}" if error else ""))
+        rows.append(f"| {peer}{': ' + error if error else ''} | " + " | ".join(cells) + " |")
     return rows
 
 
