@@ -30,6 +30,9 @@ from perdure.runtime.threads import DaemonThreads
 
 log = logging.getLogger("perdure")
 
+STILL_HERE_SECONDS = 3.0
+"""Longer than a worker takes to leave."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN = codec_for(Any)
 
@@ -276,7 +279,17 @@ class Performer:
         self._record(flight, e.StepFailed, dump_exception(error, flight.ask.spec.raises), delivers=True)
 
     def _was_cancelled(self, flight: Flight, number: int) -> None:
-        """The body was cancelled, and not by us: for the step that is a failure like another."""
+        """The body was cancelled, and not by us: for the step that is a failure like another.
+
+        Unless the program is about to end: `asyncio.run` cancels all tasks in no order, the steps' before the Runtime's
+        perhaps, and that is nothing that a step did. So it counts only if we are still here a little later."""
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            self._loop.call_later(STILL_HERE_SECONDS, self._is_cancelled_for_good, flight, number)
+        else:
+            self._is_cancelled_for_good(flight, number)
+
+    def _is_cancelled_for_good(self, flight: Flight, number: int) -> None:
         if number == flight.airborne and not self._loop.is_closed():
             self._failed(flight, number, StepTimeoutError("the body was cancelled from outside", "CancelledError"))
 

@@ -31,8 +31,10 @@ from perdure.engine.calls import CallFuture, ChildAsk, Key, SectionAsk, StepAsk
 from perdure.errors import EncodeError, PerdureError, UsageError
 from perdure.history import events as e
 from perdure.http.classify import classify
+from perdure.runtime import inherit
 from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, Attempt
 from perdure.runtime.live import LiveRun
+from perdure.runtime.performer import STILL_HERE_SECONDS
 from perdure.runtime.retrying import Again, next_attempt
 from perdure.specs import Retry, StepSpec, WorkflowSpec
 
@@ -508,6 +510,7 @@ class Sections:
 
     def start(self, live: LiveRun, ask: SectionAsk) -> None:
         """Host a section's function, from its start."""
+        inherit.install()
         live.has_sections = True
         journal = self._journals[live.rid, ask.key] = Journal(self, live, ask)
         if not journal.history and ask.key not in live.execution.known.recorded:
@@ -532,8 +535,14 @@ class Sections:
         ask = journal.ask
         try:
             raw, failed = ask.result.dumps(await ask.function(*ask.args, **ask.kwargs)), False
-        except (Unwound, asyncio.CancelledError):
+        except Unwound:
             return
+        except asyncio.CancelledError as error:
+            raw, failed = dump_exception(error, _raises(journal)), True
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # the program is about to end, perhaps: see the performer
+                self._loop.call_later(STILL_HERE_SECONDS, self._ended, journal, raw, failed)
+                return
         except BaseException as error:
             raw, failed = dump_exception(error, _raises(journal)), True
         self._ended(journal, raw, failed)
