@@ -36,7 +36,6 @@ from perdure.api.workflow import step, workflow
 from perdure.errors import (
     DeclarationError,
     DecodeError,
-    DivergedError,
     EncodeError,
     Final,
     NeedsPerson,
@@ -63,7 +62,6 @@ __all__ = [
     "CurrentRun",
     "DeclarationError",
     "DecodeError",
-    "DivergedError",
     "EncodeError",
     "Final",
     "HistoryEvent",

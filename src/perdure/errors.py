@@ -12,13 +12,11 @@
     │   ├── UnknownNameError         no such run, workflow, version or message name (lists near names)
     │   ├── RunConflictError         the id is taken by another workflow or input
     │   ├── RunBlockedError          the run is parked; says why and what unblocks it
-    │   ├── RunFailedError           the workflow raised
     │   ├── RunCancelledError        the run was cancelled
     │   ├── RunFinishedError         the run ended; nothing can be sent to it
     │   └── StepError                a step failed with an exception that is not rebuilt by class
     │       └── StepTimeoutError         an attempt took longer than its timeout
     ├── HistoryError             what was recorded and what happens now do not agree
-    │   ├── DivergedError            the code asks for something else than the history has
     │   ├── HistoryMovedError        another worker appended first
     │   ├── FencedError              this worker lost the run (a newer epoch exists)
     │   └── HistoryCorruptError      the stored history is damaged
@@ -134,10 +132,6 @@ class RunBlockedError(RunError):
         self.run_id, self.reason, self.hint = run_id, reason, hint
 
 
-class RunFailedError(RunError):
-    """The workflow raised an exception that is not rebuilt by class. `__cause__` is what it raised."""
-
-
 class RunCancelledError(RunError):
     """The run was cancelled."""
 
@@ -166,10 +160,6 @@ class StepTimeoutError(StepError, TimeoutError):
 
 class HistoryError(PerdureError):
     """The history and what happens now do not agree."""
-
-
-class DivergedError(HistoryError):
-    """The code asks for something else than the history has; the message shows the first difference, both sides."""
 
 
 class HistoryMovedError(HistoryError):

@@ -165,8 +165,8 @@ def pack(raw: bytes, memo: Memo) -> Packed:
     """What to store for this canonical text. Changes nothing: see `Memo.committed`."""
     if len(raw) <= SMALL_MAX:
         return Packed(sha256(raw).digest(), raw)
-    if REFERENCE in raw:
-        raise ValueError("a zero byte: this is no JSON text")
+    if REFERENCE in raw or raw[:1] == DEFLATED:
+        raise ValueError("a zero byte, or a first byte of 1: this is no JSON text")
     packing = _Packing(memo)
     digest = packing.store(raw)
     return Packed(digest, None, tuple(packing.blobs.items()), tuple(packing.grown))

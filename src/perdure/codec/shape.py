@@ -170,7 +170,7 @@ def full_name(cls: type) -> str:
 
 
 PLAIN_WORDS = "plain JSON"
-SECRET_ADVICE = "Secrets are never recorded: name it with perdure.secret(...) in the step that needs it"  # noqa: S105
+SECRET_ADVICE = "Secrets are never recorded: pass its name, and read it inside the step that needs it"  # noqa: S105
 
 
 def is_secret(cls: type) -> bool:

@@ -101,7 +101,7 @@ class StuckTurn(BaseException):
     """So many callbacks ran without one durable call that the code must be spinning."""
 
 
-_AbstractLoop: Any = asyncio.AbstractEventLoop  # whose methods say NotImplementedError where we define none
+_AbstractLoop: Any = asyncio.AbstractEventLoop
 
 
 class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
@@ -417,6 +417,27 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
 
     def _timer_handle_cancelled(self, handle: Any) -> None:
         """asyncio tells its loop when a timer is cancelled; ours are skipped when their time comes."""
+
+
+def _outside(name: str) -> Any:
+    def refuse(*_: object, **__: object) -> Any:
+        raise NotImplementedError(
+            f"workflow code used the event loop's {name}(): a workflow has no sockets, files, processes or signals. "
+            "Do it in a step, or host the code with perdure.section()"
+        )
+
+    return refuse
+
+
+for _name in (
+    "add_reader add_signal_handler add_writer connect_accepted_socket connect_read_pipe connect_write_pipe "
+    "create_connection create_datagram_endpoint create_server create_unix_connection create_unix_server getaddrinfo "
+    "getnameinfo remove_reader remove_signal_handler remove_writer sendfile set_default_executor "
+    "sock_accept sock_connect "
+    "sock_recv sock_recv_into sock_recvfrom sock_recvfrom_into sock_sendall sock_sendfile sock_sendto start_tls "
+    "subprocess_exec subprocess_shell"
+).split():
+    setattr(DeterministicLoop, _name, _outside(_name))
 
 
 def _ignore(_: object) -> None:

@@ -265,7 +265,7 @@ class RunUnblocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.un
     by: str = ""
     task: str | None = None
     n: int = 0
-    output: bytes | None = None
+    why: str = ""
 
 
 ENDINGS = (RunCompleted, RunFailed, RunCancelled)

@@ -130,7 +130,7 @@ def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) 
         blocked = msgspec.structs.replace(blocked, hint=f"the value that was supplied does not fit: {problem}")
         turns.block(live, blocked)
         return
-    unblocked = e.RunUnblocked(letter.choice, letter.by, *key)
+    unblocked = e.RunUnblocked(letter.choice, letter.by, *key, letter.reason)
     live.note_unblocked(unblocked)
     live.record(unblocked)
     live.change = turns.parked_change(live)
@@ -166,7 +166,7 @@ def _told(letter: ControlLetter) -> str:
 
 
 def _unblock_run(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
-    unblocked = e.RunUnblocked(letter.choice, letter.by)
+    unblocked = e.RunUnblocked(letter.choice, letter.by, why=letter.reason)
     if letter.choice == "fail":
         live.record(unblocked)
         turns.end_failed(live, dump_exception(StepError(_told(letter)), ()))

@@ -113,6 +113,7 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         self.is_closed = False
         self.is_suspended = False
+        self.next_look: asyncio.TimerHandle | None = None
         self.history: list[tuple[e.Keyed, int, bytes | None]] = list(history or ())
         if history is None:
             for event, at, raw in live.execution.known.journals.get(self.section, ()):
@@ -268,6 +269,8 @@ class Journal:
     def close(self) -> None:
         """The section is over, or lost: whoever still asks is unwound."""
         self.is_closed = True
+        if self.next_look is not None:  # it would keep the run in memory until then
+            self.next_look.cancel()
         waiting = [*self.requests.values(), *self.held]
         self.requests, self.held = {}, []
         for request in waiting:
@@ -529,7 +532,7 @@ class Sections:
             thread.start()
             if thread.ident is not None:
                 journal.participants[thread.ident] = 0
-            self._loop.call_later(UNWIND_SECONDS, self._unwind_if_waiting, journal)
+            journal.next_look = self._loop.call_later(UNWIND_SECONDS, self._unwind_if_waiting, journal)
 
     async def _run_async(self, journal: Journal) -> None:
         ask = journal.ask
@@ -594,7 +597,7 @@ class Sections:
             if deadline is not None:
                 self.turns.clock.wake_at(deadline, lambda: self._host_again(journal))
         else:
-            self._loop.call_later(UNWIND_SECONDS / 4, self._unwind_if_waiting, journal)
+            journal.next_look = self._loop.call_later(UNWIND_SECONDS / 4, self._unwind_if_waiting, journal)
 
     def _host_again(self, journal: Journal) -> None:
         """From its start, with a journal of its own: to the thread that is being unwound the old one stays closed."""

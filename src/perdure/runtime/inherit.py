@@ -1,0 +1,52 @@
+"""Threads that hosted code starts know whose they are: the journal goes along, so that no step in them is unrecorded.
+
+Python's threads begin in an empty context. While hosted code runs (and only in its contexts), a thread that it starts,
+and a job that it gives to a pool, run in a copy of the context in which they were started or given.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextvars
+import threading
+from collections.abc import Callable
+from concurrent.futures import thread as pool_threads
+from typing import Any
+
+from perdure.runtime.attempt import ATTEMPT, JOURNAL
+
+_start = threading.Thread.start
+_submit: Callable[..., Any] = concurrent.futures.ThreadPoolExecutor.submit
+_pool_worker: Any = getattr(pool_threads, "_worker")  # noqa: B009
+_lock = threading.Lock()
+_is_installed = False
+
+
+def _is_hosted() -> bool:
+    return JOURNAL.get() is not None and ATTEMPT.get() is None
+
+
+def _start_in_context(thread: threading.Thread) -> None:
+    """threading.Thread.start. A pool's own threads outlive the code that made the pool busy: their jobs bring the
+    context along, they do not."""
+    if _is_hosted() and getattr(thread, "_target", None) is not _pool_worker:
+        context, run = contextvars.copy_context(), thread.run
+        thread.run = lambda: context.run(run)  # type: ignore[method-assign]
+    _start(thread)
+
+
+def _submit_in_context(pool: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """concurrent.futures.ThreadPoolExecutor.submit."""
+    if _is_hosted():
+        return _submit(pool, contextvars.copy_context().run, fn, *args, **kwargs)
+    return _submit(pool, fn, *args, **kwargs)
+
+
+def install() -> None:
+    """Have threads of hosted code inherit their context from now on. Code that is not hosted sees no difference."""
+    global _is_installed
+    with _lock:
+        if not _is_installed:
+            setattr(threading.Thread, "start", _start_in_context)  # noqa: B010
+            setattr(concurrent.futures.ThreadPoolExecutor, "submit", _submit_in_context)  # noqa: B010
+            _is_installed = True
