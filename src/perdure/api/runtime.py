@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypeVar
 from perdure.api.calls import Call
 from perdure.api.client import Client, Run
 from perdure.clock import Clock
-from perdure.errors import UsageError
+from perdure.errors import StoreError, UsageError
 from perdure.runtime.host import Host, Options, catalog_of
 from perdure.specs import WorkflowSpec, seconds
 from perdure.store.protocol import NewRun, Outcome, RunInfo, Store, Write
@@ -152,7 +152,12 @@ class Runtime(Client):
         return function()
 
     async def _write(self, write: Write) -> Outcome:
-        return await self._host.writer.submit(write)
+        host = self._host
+        try:
+            return await host.writer.submit(write)
+        except StoreError:
+            host.be_unsure()  # it may have been written nevertheless, a start for this worker
+            raise
 
     def _owner(self, spec: WorkflowSpec) -> str | None:
         if self._catalog.get(spec.key) is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from perdure.errors import StoreError
-from perdure.store.protocol import Outcome, Store, Write
+from perdure.store.protocol import Append, Outcome, Store, Write
 
 log = logging.getLogger("perdure")
 
@@ -23,6 +23,7 @@ INLINE_BATCH_SECONDS_MAX = 0.02
 WRITES_PER_COMMIT_MAX = 500
 FIRST_RETRY_SECONDS = 0.02
 LONGEST_RETRY_SECONDS = 1.0
+FAILURES_IN_A_ROW_MAX = 2
 
 Done = Callable[[Outcome | Exception], None]
 Job = tuple[Write, Done]
@@ -43,6 +44,8 @@ class Writer:
         self._lone_seconds = 0.0
         self._seconds_per_write = 0.0
         self._retry_seconds = FIRST_RETRY_SECONDS
+        self._troubled: list[Job] = []
+        self._is_retry_scheduled = False
         self.commits = 0
         self.is_closed = False
 
@@ -66,14 +69,10 @@ class Writer:
         self.schedule()
         return future
 
-    def schedule(self, delay: float = 0.0) -> None:
+    def schedule(self) -> None:
         """Let a commit begin when the loop comes round."""
-        if self._is_scheduled or self._is_busy:
-            return
-        self._is_scheduled = True
-        if delay:
-            self._loop.call_later(delay, self._flush)
-        else:
+        if not (self._is_scheduled or self._is_busy):
+            self._is_scheduled = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
@@ -140,12 +139,10 @@ class Writer:
 
     def _finish(self, jobs: list[Job], outcomes: list[Outcome | Exception] | StoreError) -> None:
         if isinstance(outcomes, StoreError):
-            self._try_again(jobs, outcomes)
-            return
-        if self._retry_seconds > FIRST_RETRY_SECONDS:
-            log.warning("the store takes writes again")
-            self._retry_seconds = FIRST_RETRY_SECONDS
-        self._tell(deque(zip((done for _, done in jobs), outcomes, strict=True)))
+            self._set_aside(jobs, outcomes)
+        else:
+            self._note_success()
+            self._tell(deque(zip((done for _, done in jobs), outcomes, strict=True)))
         if self._jobs:
             self.schedule()
 
@@ -159,18 +156,71 @@ class Writer:
             if told:
                 self._loop.call_soon(self._tell, told)
 
-    def _try_again(self, jobs: list[Job], error: StoreError) -> None:
-        """The outcome is unknown: the same writes go first, under the same ids, until the store takes them.
+    def _note_success(self) -> None:
+        if self._retry_seconds > FIRST_RETRY_SECONDS and not self._troubled:
+            log.warning("the store takes writes again")
+            self._retry_seconds = FIRST_RETRY_SECONDS
 
-        Writes that somebody waits for (a start, a message) get the error when the store stays away."""
-        if self._retry_seconds == FIRST_RETRY_SECONDS:
-            log.warning("the store does not take writes, trying on: %s", error)
-        self._retry_seconds = min(self._retry_seconds * 2, LONGEST_RETRY_SECONDS)
+    # ── trouble ──────────────────────────────────────────────────────────────────────────────
+    def _set_aside(self, jobs: list[Job], error: StoreError) -> None:
+        """The outcome is unknown: the same writes are sent again, under the same ids, until the store takes them. What
+        comes meanwhile need not wait for that."""
         if self.is_closed:
             self._refuse(jobs, error)
             return
-        self._jobs = jobs + self._jobs
-        self.schedule(self._retry_seconds)
+        if self._retry_seconds == FIRST_RETRY_SECONDS:
+            log.warning("the store does not take writes, trying on: %s", error)
+        self._retry_seconds = min(self._retry_seconds * 2, LONGEST_RETRY_SECONDS)
+        self._troubled += jobs
+        if not self._is_retry_scheduled:
+            self._is_retry_scheduled = True
+            self._loop.call_later(self._retry_seconds, self._retry)
+
+    def _retry(self) -> None:
+        if self._is_busy:
+            self._loop.call_later(FIRST_RETRY_SECONDS, self._retry)
+            return
+        self._is_retry_scheduled = False
+        jobs, self._troubled = self._troubled, []
+        if jobs:
+            self._is_busy = True
+            commit = self._loop.run_in_executor(self._thread, self._commit_apart, jobs)
+            commit.add_done_callback(lambda done: self._retried(jobs, done.result()))
+
+    def _commit_apart(self, jobs: list[Job]) -> list[Outcome | Exception]:
+        """All at once; if that fails each alone, so that one which cannot be taken holds up no other. After so many
+        failures in a row it is the store that is away."""
+        outcomes = self._commit(jobs)
+        if not isinstance(outcomes, StoreError):
+            return outcomes
+        error, in_a_row, each = outcomes, 0, list[Outcome | Exception]()
+        for job in jobs if len(jobs) > 1 else ():
+            alone = self._commit([job]) if in_a_row < FAILURES_IN_A_ROW_MAX else error
+            if isinstance(alone, StoreError):
+                error, in_a_row = alone, in_a_row + 1
+                each.append(alone)
+            else:
+                in_a_row = 0
+                each += alone
+        return each or [error]
+
+    def _retried(self, jobs: list[Job], outcomes: list[Outcome | Exception]) -> None:
+        """Runs wait until the store takes what they write; who waits for a start or a message is told that it does not."""
+        self._is_busy = False
+        told = deque[tuple[Done, Outcome | Exception]]()
+        left, error = list[Job](), None
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            if isinstance(outcome, StoreError) and isinstance(job[0], Append):
+                error = outcome
+                left.append(job)
+            else:
+                told.append((job[1], outcome))
+        if error is not None:  # those that were tried first are tried last the next time
+            self._set_aside(left[FAILURES_IN_A_ROW_MAX:] + left[:FAILURES_IN_A_ROW_MAX], error)
+        elif not any(isinstance(outcome, StoreError) for outcome in outcomes):
+            self._note_success()
+        self._tell(told)
+        self.schedule()
 
     def _refuse(self, jobs: list[Job], error: StoreError) -> None:
         for _, done in jobs:
@@ -178,10 +228,10 @@ class Writer:
 
     @property
     def is_idle(self) -> bool:
-        return not (self._jobs or self._is_busy or self._is_scheduled)
+        return not (self._jobs or self._troubled or self._is_busy or self._is_scheduled)
 
     def close(self) -> None:
         self.is_closed = True
         self._thread.shutdown(wait=True)
-        jobs, self._jobs = self._jobs, []
+        jobs, self._jobs, self._troubled = self._troubled + self._jobs, [], []
         self._refuse(jobs, StoreError("this Runtime was closed before that was written"))
