@@ -1,0 +1,312 @@
+"""What the worker processes of these tests execute: `python -m tests.schedules.program ROLE`."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import perdure
+from perdure import Retry, Runtime, StepError, step, workflow
+
+QUICK = Retry(max_attempts=4, first_delay=0.001, max_delay=0.01)
+DEATHS_FORGIVEN_AFTER = (0.0, 0.05, 0.1)
+
+
+def did(what: str) -> None:
+    """Something was done outside."""
+    with open(os.environ["WORLD"], "a") as world:
+        world.write(f"{os.environ.get('LIFE', '1')} {what}\n")
+
+
+def has_been_done(what: str) -> int:
+    with open(os.environ["WORLD"]) as world:
+        return sum(line.rstrip("\n").partition(" ")[2] == what for line in world)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+# ── a step that kills whoever performs it, and innocents beside it ──────────────────────────
+
+
+@step
+async def kills() -> int:
+    did("kills")
+    die()
+    return 1
+
+
+@workflow
+async def killer() -> int:
+    return await kills()
+
+
+@step
+async def harmless(item: int) -> int:
+    did(f"harmless {perdure.attempt().run_id} {item}")
+    await asyncio.sleep(0.1)
+    return item
+
+
+@workflow
+async def innocent(items: int) -> int:
+    return sum([await harmless(item) for item in range(items)])
+
+
+# ── attempts, heartbeats ────────────────────────────────────────────────────────────────────
+
+
+@step(retry=QUICK)
+async def always_fails() -> int:
+    number = perdure.attempt().number
+    did(f"attempt {number}")
+    if number == 3 and os.environ["LIFE"] == "1":
+        die()
+    raise ConnectionError(f"attempt {number} failed")
+
+
+@workflow
+async def failing() -> int:
+    return await always_fails()
+
+
+@step(retry=QUICK)
+async def counts_on() -> list[int]:
+    begin = perdure.last_heartbeat(int) or 0
+    for item in range(begin, 6):
+        did(f"item {item}")
+        perdure.heartbeat(item + 1)
+        await asyncio.sleep(0.05)
+        if item == 3 and os.environ["LIFE"] == "1":
+            die()
+    return [begin]
+
+
+@workflow
+async def counting() -> list[int]:
+    return await counts_on()
+
+
+# ── a step that can be held ─────────────────────────────────────────────────────────────────
+
+
+@step(timeout=60)
+async def held(name: str) -> str:
+    did(f"begun {name}")
+    while not os.path.exists(f"{os.environ['WORLD']}.{name}"):
+        await asyncio.sleep(0.005)
+    did(f"ended {name}")
+    return f"{name} in life {os.environ['LIFE']}"
+
+
+@workflow
+async def holds(name: str) -> str:
+    return await held(name)
+
+
+@step
+def blocked_in_a_thread() -> int:
+    did("blocked")
+    threading.Event().wait(50)
+    return 1
+
+
+@workflow
+async def blocks() -> int:
+    return await blocked_in_a_thread.call()
+
+
+@workflow
+async def sleeps() -> None:
+    await perdure.sleep(300)
+
+
+@workflow
+async def waits() -> str:
+    return await perdure.receive("go", str)
+
+
+# ── a bit of everything ─────────────────────────────────────────────────────────────────────
+
+
+@step(retry=QUICK)
+async def work(name: str) -> str:
+    did(f"work {name}")
+    await asyncio.sleep(0.005)
+    return name
+
+
+@step
+def plain(name: str) -> str:
+    did(f"work {name}")
+    return name
+
+
+@step(retry=QUICK)
+async def shaky(name: str) -> str:
+    did(f"try {name} {perdure.attempt().number}")
+    if perdure.attempt().number < 3:
+        raise ConnectionError(name)
+    return name
+
+
+@step
+async def hopeless(name: str) -> str:
+    did(f"work {name}")
+    raise perdure.Final(name)
+
+
+@step(record="lazy")
+async def guess(name: str) -> str:
+    did(f"guess {name}")
+    return name
+
+
+@workflow
+async def helper(name: str) -> list[str]:
+    return [await work(f"{name}.{n}") for n in range(3)]
+
+
+@workflow
+async def everything(chapter: int, seen: list[str]) -> list[str]:
+    seen += await asyncio.gather(*(work(f"{chapter}.gather.{n}") for n in range(4)))
+    seen.append(await plain.call(f"{chapter}.plain"))
+    seen.append(await shaky(f"{chapter}.shaky"))
+    seen.append(await guess(f"{chapter}.guess"))
+    try:
+        await hopeless(f"{chapter}.hopeless")
+    except perdure.Final as no:
+        seen.append(f"no {no}")
+    await perdure.sleep(0.05)
+    seen += await helper(f"{chapter}.helper")
+    seen += sorted([await soonest for soonest in asyncio.as_completed([work(f"{chapter}.soon.{n}") for n in range(3)])])
+    try:
+        async with asyncio.timeout(0.02):
+            await perdure.receive("never")
+    except TimeoutError:
+        seen.append(await work(f"{chapter}.late"))
+    if perdure.patched("always"):
+        seen.append(f"{perdure.random():.3f}"[:2])
+    if chapter < 2:
+        perdure.continue_as_new(chapter + 1, seen)
+    return seen
+
+
+# ── roles ───────────────────────────────────────────────────────────────────────────────────
+
+WORKFLOWS = [killer, innocent, failing, counting, holds, blocks, sleeps, waits, helper, everything]
+
+
+def runtime() -> Runtime:
+    opened = Runtime(os.environ["STORE"], workflows=WORKFLOWS, lease=float(os.environ.get("LEASE", "10")))
+    opened._options = dataclasses.replace(  # pyright: ignore[reportPrivateUsage]
+        opened._options,
+        retry_after_death_seconds=DEATHS_FORGIVEN_AFTER,  # pyright: ignore[reportPrivateUsage]
+    )
+    return opened
+
+
+def said(what: str) -> None:
+    print(what, flush=True)
+
+
+async def serve(opened: Runtime) -> None:
+    """Execute whatever there is, until stopped."""
+    await asyncio.Event().wait()
+
+
+async def finish(opened: Runtime) -> None:
+    """Execute until every run has ended or is blocked."""
+    while await opened.list(status=["queued", "running", "waiting"], limit=1):
+        await asyncio.sleep(0.01)
+
+
+async def start_killer(opened: Runtime) -> None:
+    await opened.start(killer.call(), id="killer")
+    await finish(opened)
+
+
+async def start_killer_and_innocents(opened: Runtime) -> None:
+    for n in range(int(os.environ["INNOCENTS"])):
+        await opened.start(innocent.call(3), id=f"innocent-{n}")
+    await opened.start(killer.call(), id="killer")
+    await finish(opened)
+
+
+async def start_innocents(opened: Runtime) -> None:
+    runs = [await opened.start(innocent.call(4), id=f"{os.environ['LIFE']}-{n}") for n in range(25)]
+    for run in runs:
+        assert await run.result() == 6
+
+
+async def start_failing(opened: Runtime) -> None:
+    run = await opened.start(failing.call(), id="failing")
+    try:
+        await run.result()
+    except (ConnectionError, StepError) as error:
+        said(str(error))
+
+
+async def start_counting(opened: Runtime) -> None:
+    run = await opened.start(counting.call(), id="counting")
+    said(str(await run.result()))
+
+
+async def start_everything(opened: Runtime) -> None:
+    run = await opened.start(everything.call(0, []), id="everything")
+    said(repr(await run.result()))
+
+
+async def hold(opened: Runtime) -> None:
+    await opened.start(holds.call("one"), id="held")
+    await asyncio.Event().wait()
+
+
+async def park_and_block(opened: Runtime) -> None:
+    await opened.start(sleeps.call(), id="sleeper")
+    await opened.start(waits.call(), id="waiter")
+    await opened.start(blocks.call(), id="blocker")
+    await asyncio.Event().wait()
+
+
+ROLES: dict[str, Callable[[Runtime], Awaitable[None]]] = {
+    role.__name__: role
+    for role in (
+        serve,
+        finish,
+        start_killer,
+        start_killer_and_innocents,
+        start_innocents,
+        start_failing,
+        start_counting,
+        start_everything,
+        hold,
+        park_and_block,
+    )
+}
+
+
+async def main(role: str) -> None:
+    async with runtime() as opened:
+        said("open")
+        await ROLES[role](opened)
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main(sys.argv[1]))
+    except KeyboardInterrupt:
+        said("interrupted")
