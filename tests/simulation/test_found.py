@@ -69,19 +69,40 @@ FOUND = [
     ),
     Found(
         "a lazy result and a durable one are committed before the lazy one is delivered",
-        gather(*(step(ms, which=which) for ms in (0, 1, 5) for which in ("lazy", "plain"))),
-        Plan(workers=1),
+        sequence(
+            gather(
+                child(sleep(20)), p.Wait(0, (step(20, which="lazy"), step(20)), "FIRST_COMPLETED", 50, "await")
+            ),
+            step(0),
+        ),
+        Plan(workers=1, pauses=2, evict_after_ms=0),
+        seeds=200,
     ),
     Found(
         "a lazy result is being written when the code that knows it asks for a step",
-        gather(sequence(step(20, which="lazy"), step()), sequence(step(20), step(20, which="lazy"), step())),
-        Plan(workers=1, slow=1.0, write_kills=0.2),
-        seeds=300,
+        gather(
+            step(20, fails=1),
+            sequence(step(20, which="lazy"), step(60)),
+            step(20),
+            sequence(sleep(20), step(20, fails=1)),
+        ),
+        Plan(workers=2, slow=1.0, write_kills=0.2),
+        seeds=900,
     ),
     Found(
         "a commit is answered while a turn thread is still delivering",
-        gather(*(sequence(step(ms, which="lazy"), sleep(10), step(ms)) for ms in (0, 1, 5))),
-        Plan(workers=1, slow=0.5),
+        child(
+            p.AsCompleted(
+                0,
+                (
+                    step(0, which="lazy"),
+                    gather(sleep(20), sequence(step(0), step(20, ends="final")), step(60, which="lazy")),
+                ),
+                50,
+            )
+        ),
+        Plan(workers=1, slow=0.5, kills=2, write_kills=0.01),
+        seeds=1_000,
     ),
     Found(
         "a message to a paused run is seen together with one sent after its resume",
@@ -91,13 +112,13 @@ FOUND = [
     ),
     Found(
         "a turn thread held an outcome back that belongs behind the end of its run",
-        p.Try(0, p.Timeout(0, 20, step(20), False), None, step(1)),
-        Plan(workers=1, slow=0.5, evict_after_ms=10),
+        p.Group(0, (step(20), receive("a", 50))),
+        Plan(workers=1, slow=0.5),
     ),
     Found(
         "a lazy result ends a run while a commit is under way",
-        p.Cancel(0, step(60), step(20, which="lazy")),
-        Plan(workers=1, slow=1.0),
+        sequence(p.Look(0, "state"), step(0, which="lazy")),
+        Plan(workers=1, slow=0.5),
     ),
     Found(
         "a cancellation waits for the commit that records the starts of a suspect, and the run ends before it",
@@ -131,14 +152,18 @@ FOUND = [
     Found(
         "a timer is left behind by a workflow whose end waits for a child",
         p.Wait(
-            0, (p.Later(0, sequence(step(), step()), 100), child(sleep(200)), step(5)), "FIRST_COMPLETED", None, "cancel"
+            0,
+            (p.Later(0, sequence(step(), step()), 100), child(sleep(200)), step(5)),
+            "FIRST_COMPLETED",
+            None,
+            "cancel",
         ),
         Plan(workers=1, slow=0.5),
     ),
     Found(
         "the only place in memory is taken by a parent that waits for its child",
-        child(child(step(60))),
-        Plan(workers=1, kills=2, runs_max=1, messages=6, evict_after_ms=10_000),
+        child(p.Raise(0, "value"), how="cancel", ms=50),
+        Plan(workers=1, write_kills=0.2, slow=0.5, runs_max=1, evict_after_ms=10_000),
     ),
 ]
 

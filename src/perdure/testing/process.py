@@ -60,7 +60,7 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
         self.ready: deque[Ready] = deque()
         self.is_dead = False
         self._tasks = weakref.WeakSet[asyncio.Task[Any]]()
-        self._executor = executor
+        self.outside = executor
         self._complain = complain
 
     def run(self, callbacks_max: int) -> int:
@@ -141,9 +141,9 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
                 value, error = func(*args), None
             except Exception as problem:
                 value, error = None, problem
-            self._executor(lambda: self.call_soon(answer, value, error))
+            self.outside(lambda: self.call_soon(answer, value, error))
 
-        self._executor(work)
+        self.outside(work)
         return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -188,21 +188,23 @@ class ProcessClock:
 
 
 class SimulatedLease(Lease):
-    """The real lease, kept by the loop instead of a thread."""
+    """The real lease, kept outside the loop as by a thread: it may lag behind."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop: VirtualLoop = asyncio.get_running_loop()  # type: ignore[assignment]
         super().__init__(*arguments, **options)
 
     def _begin(self) -> None:
-        self._handle = self._loop.call_later(self.pause_seconds, self._on_time)
+        clock = self._loop.clock
+        at = clock.now() + round(self.pause_seconds * MICROSECONDS)
+        self._alarm = clock.arm(at, lambda: self._loop.outside(self._on_time), None)
 
     def _on_time(self) -> None:
-        if self.tick():
+        if not self._alarm.is_off and self.tick():
             self._begin()
 
     def close(self) -> None:
-        self._handle.cancel()
+        self._alarm.cancel()
 
 
 class Surroundings(Protocol):
