@@ -135,6 +135,31 @@ async def waits() -> str:
     return await perdure.receive("go", str)
 
 
+# ── code that hangs, forks, or dies while it gets on ────────────────────────────────────────
+
+
+@workflow
+async def hangs_in_its_turn() -> None:
+    did("hangs")
+    time.sleep(1000)
+
+
+@step
+async def gets_on_and_dies() -> int:
+    begin = perdure.last_heartbeat(int) or 0
+    did(f"item {begin}")
+    if begin < 5:
+        perdure.heartbeat(begin + 1)
+        await asyncio.sleep(0.1)
+        die()
+    return begin
+
+
+@workflow
+async def dying_on_its_way() -> int:
+    return await gets_on_and_dies()
+
+
 # ── a bit of everything ─────────────────────────────────────────────────────────────────────
 
 
@@ -203,7 +228,20 @@ async def everything(chapter: int, seen: list[str]) -> list[str]:
 
 # ── roles ───────────────────────────────────────────────────────────────────────────────────
 
-WORKFLOWS = [killer, innocent, failing, counting, holds, blocks, sleeps, waits, helper, everything]
+WORKFLOWS = [
+    hangs_in_its_turn,
+    dying_on_its_way,
+    killer,
+    innocent,
+    failing,
+    counting,
+    holds,
+    blocks,
+    sleeps,
+    waits,
+    helper,
+    everything,
+]
 
 
 def runtime() -> Runtime:
@@ -266,6 +304,50 @@ async def start_everything(opened: Runtime) -> None:
     said(repr(await run.result()))
 
 
+async def hang(opened: Runtime) -> None:
+    from perdure.runtime import lease
+
+    lease.LOOP_BLOCKED_SECONDS_MAX = 0.5
+    await opened.start(waits.call(), id="beside")
+    await opened.start(hangs_in_its_turn.call(), id="hung")
+    await asyncio.Event().wait()
+
+
+async def start_dying(opened: Runtime) -> None:
+    run = await opened.start(dying_on_its_way.call(), id="dying")
+    said(str(await run.result()))
+
+
+async def fork(opened: Runtime) -> None:
+    """A child made by fork() may not use what its parent has open, and can open the store for itself."""
+    run = await opened.start(waits.call(), id="parents")
+    child = os.fork()
+    if child == 0:
+        os._exit(in_the_child(opened))
+    _, status = await asyncio.to_thread(os.waitpid, child, 0)
+    said(f"child: {os.waitstatus_to_exitcode(status)}")
+    await run.send("go", "on")
+    said(await run.result())
+
+
+def in_the_child(opened: Runtime) -> int:
+    store = opened._store  # pyright: ignore[reportPrivateUsage]
+    try:
+        store.find("parents")
+    except perdure.StoreError as error:
+        said(type(error).__name__)
+    else:
+        return 1
+    asyncio.events._set_running_loop(None)
+    said(asyncio.run(start_in_the_child()))
+    return 0
+
+
+async def start_in_the_child() -> str:
+    async with Runtime(os.environ["STORE"], workflows=[helper], adopt="none") as own:
+        return str(await (await own.start(helper.call("child"), id="childs")).result())
+
+
 async def hold(opened: Runtime) -> None:
     await opened.start(holds.call("one"), id="held")
     await asyncio.Event().wait()
@@ -281,6 +363,9 @@ async def park_and_block(opened: Runtime) -> None:
 ROLES: dict[str, Callable[[Runtime], Awaitable[None]]] = {
     role.__name__: role
     for role in (
+        hang,
+        start_dying,
+        fork,
         serve,
         finish,
         start_killer,
