@@ -188,7 +188,11 @@ async def stamped(request: dict[str, int]) -> int:
     return request["q"]
 
 
-@step(digest=lambda request: request["q"])
+def question_of(request: dict[str, int]) -> int:
+    return request["q"]
+
+
+@step(digest=question_of)
 async def digested(request: dict[str, int]) -> int:
     return request["q"]
 

@@ -1,4 +1,5 @@
 """Time in a run: that of the event being delivered. Timers fire when it has come, once each."""
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 

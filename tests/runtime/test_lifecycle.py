@@ -108,7 +108,11 @@ def test_two_runtimes_on_two_loops_at_the_same_time(tmp_path: Path) -> None:
             return sum(await asyncio.gather(*(run.result(timeout=20) for run in runs)))
 
     results: list[int] = []
-    threads = [threading.Thread(target=lambda n=n: results.append(asyncio.run(once(n)))) for n in (0, 100)]
+
+    def in_a_loop_of_its_own(first: int) -> None:
+        results.append(asyncio.run(once(first)))
+
+    threads = [threading.Thread(target=in_a_loop_of_its_own, args=(first,)) for first in (0, 100)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -318,7 +322,7 @@ async def ask_twice(app: Any) -> list[bytes]:
 
 
 async def ask(app: Any, state: dict[str, Any], n: int) -> bytes:
-    scope = {
+    scope: dict[str, Any] = {
         "type": "http", "method": "GET", "path": "/", "query_string": b"n=%d" % n, "headers": [], "state": dict(state),
     }  # fmt: skip
     sent: list[Any] = []

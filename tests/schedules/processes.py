@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +47,7 @@ class World:
         return [done.what for done in self.done()]
 
     @contextlib.contextmanager
-    def worker(self, role: str, *, life: str = "1", **options: object) -> Iterator[subprocess.Popen[str]]:
+    def worker(self, role: str, *, life: str = "1", **options: object) -> Generator[subprocess.Popen[str]]:
         """A process of `tests.schedules.program`; killed at the end if it is still there."""
         environment = {
             **os.environ,

@@ -1,4 +1,5 @@
 """What the worker processes of these tests execute: `python -m tests.schedules.program ROLE`."""
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -246,9 +247,9 @@ WORKFLOWS = [
 
 def runtime() -> Runtime:
     opened = Runtime(os.environ["STORE"], workflows=WORKFLOWS, lease=float(os.environ.get("LEASE", "10")))
-    opened._options = dataclasses.replace(  # pyright: ignore[reportPrivateUsage]
+    opened._options = dataclasses.replace(
         opened._options,
-        retry_after_death_seconds=DEATHS_FORGIVEN_AFTER,  # pyright: ignore[reportPrivateUsage]
+        retry_after_death_seconds=DEATHS_FORGIVEN_AFTER,
     )
     return opened
 
@@ -331,7 +332,7 @@ async def fork(opened: Runtime) -> None:
 
 
 def in_the_child(opened: Runtime) -> int:
-    store = opened._store  # pyright: ignore[reportPrivateUsage]
+    store = opened._store
     try:
         store.find("parents")
     except perdure.StoreError as error:
