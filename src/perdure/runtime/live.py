@@ -86,6 +86,7 @@ class LiveRun:
         "rid",
         "run_id",
         "state_written",
+        "supplied",
         "taken",
         "then",
         "undelivered",
@@ -117,6 +118,7 @@ class LiveRun:
         self.held: list[Command] = []
         self.lazy = 0
         self.undelivered: list[Delivery] = []
+        self.supplied: set[Key] = set()
         self.unperformed: list[Sequence[Command]] = []
         self.state_written: bytes | None = info.state
         self.is_suspect = False

@@ -158,6 +158,7 @@ def _supply(live: LiveRun, blocked: e.RunBlocked, letter: ControlLetter, value: 
         kind, value = e.StepFailed, dump_exception(StepError(_told(letter)), ())
     packed = pack(value, live.execution.memo)
     event = kind(blocked.task, blocked.n, blocked.name, blocked.use, output=packed.digest, attempt=0)
+    live.supplied.add(event.key)  # a run that was just loaded is about to perform it
     live.record(event, raw=value, output=packed, delivers=True)
 
 

@@ -427,7 +427,7 @@ class Turns:
             return
         match command:
             case StepAsk():
-                if command.key not in live.blocked_calls:
+                if command.key not in live.blocked_calls and command.key not in live.supplied:
                     self.performer.start(live, command)
             case ChildAsk():
                 self.start_child(live, command)
@@ -581,6 +581,9 @@ class Turns:
         """One call is stuck until a person decides; what else is under way goes on."""
         ask = flight.ask
         live.flights.pop(ask.key, None)
+        if not flight.is_start_recorded:
+            flight.is_start_recorded = ask.is_recorded = True
+            live.entries.append(flight.start_entry())
         self.block(live, e.RunBlocked(reason, hint, *ask.key, ask.name, ask.use))
 
     def block(self, live: LiveRun, event: e.RunBlocked) -> None:
@@ -769,7 +772,7 @@ class Turns:
         live.execution.close()
         execution = live.execution = load.next_execution(live, event, input_raw, carried, log=log.warning)
         live.is_leaving = False
-        live.undelivered = []
+        live.undelivered, live.supplied = [], set()
         live.state_written = execution.state
         self._listen(live)
 
