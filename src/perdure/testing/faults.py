@@ -28,7 +28,9 @@ class Plan:
     pauses: int = 0
     leaves: int = 0
     evictions: int = 0
+    runs: int = 1
     cancels: int = 0
+    forces: int = 0
     holds: int = 0
     messages: int = 4
     write_fails: float = 0.0
@@ -65,7 +67,9 @@ def make_plan(rng: Random) -> Plan:
         pauses=some(0.3, 1, 2),
         leaves=some(0.2, 1, 2),
         evictions=some(0.4, 2, 6),
+        runs=some(0.15, 2, 3) or 1,
         cancels=some(0.2, 1, 2),
+        forces=some(0.05, 1),
         holds=some(0.1, 1),
         messages=rng.choice((0, 2, 6)),
         write_fails=some(0.3, 0.05, 0.3),

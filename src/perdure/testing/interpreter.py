@@ -30,6 +30,7 @@ class Offer(Protocol):
         ...
 
     def step(self, node: p.Step, digest: int, chapter: int) -> Awaitable[int]: ...
+    def long_step(self, node: p.Step, digest: int, chapter: int, talk: list[str]) -> Awaitable[list[str]]: ...
     def sleep(self, seconds: float) -> Awaitable[None]: ...
     def receive(self, message: str, within: float | None) -> Awaitable[int]: ...
     def child(self, node: p.Node, digest: int) -> Awaitable[int]: ...
@@ -61,6 +62,7 @@ class Trace:
     def __init__(self, program: p.Program, offer: Offer, run_id: str, chapter: int) -> None:
         self.program, self.offer, self.run_id, self.chapter = program, offer, run_id, chapter
         self.seen: list[Seen] = []
+        self.talk: list[str] = []
         self.digest = 0
 
     def see(self, node: p.Node, what: object, *, is_opaque: bool = False) -> None:
@@ -117,7 +119,10 @@ def _task(node: p.Node, trace: Trace) -> asyncio.Task[int]:
 
 async def _step(node: p.Step, trace: Trace) -> int:
     trace.see(node, "asks")
-    return await trace.offer.step(node, trace.digest, trace.chapter)
+    if node.which != "long":
+        return await trace.offer.step(node, trace.digest, trace.chapter)
+    trace.talk = await trace.offer.long_step(node, trace.digest, trace.chapter, trace.talk)
+    return fold(trace.talk)
 
 
 async def _sleep(node: p.Sleep, trace: Trace) -> int:

@@ -136,7 +136,7 @@ class Model:
         self.is_open_ended = False
         self.known_sights = sys.maxsize
         self.problem: str | None = None
-        self._calls: dict[Asked, asyncio.Future[int]] = {}
+        self._calls: dict[Asked, asyncio.Future[Any]] = {}
         self._asked: dict[tuple[str, int], Asked] = {}
         self._mailbox: dict[str, asyncio.Queue[int]] = {}
         self._in_flight: list[asyncio.Future[Any]] = []
@@ -210,11 +210,11 @@ class Model:
     def _deliver(self, event: e.Event, output: bytes | None) -> None:
         match event:
             case e.StepCompleted():
-                self._settle(event, lambda future: future.set_result(int(output or b"")))
+                self._settle(event, lambda future: future.set_result(msgspec.json.decode(output or b"null")))
             case e.StepFailed():
                 self._settle(event, lambda future: future.set_exception(load_exception(output or b"", ())))
             case e.ChildEnded(status="completed"):
-                self._settle(event, lambda future: future.set_result(int(output or b"")))
+                self._settle(event, lambda future: future.set_result(msgspec.json.decode(output or b"null")))
             case e.ChildEnded():
                 self._settle(event, lambda future: future.set_exception(load_exception(output or b"", ())))
             case e.MessageArrived():
@@ -224,7 +224,7 @@ class Model:
             case _:
                 pass
 
-    def _settle(self, event: e.Keyed, end: Callable[[asyncio.Future[int]], None]) -> None:
+    def _settle(self, event: e.Keyed, end: Callable[[asyncio.Future[Any]], None]) -> None:
         asked = self._asked.get(event.key)
         future = self._calls.get(asked) if asked is not None else None
         if future is None:
@@ -237,9 +237,9 @@ class Model:
         if self.is_closing:
             raise asyncio.CancelledError
 
-    def _call(self, asked: Asked, *, holds: bool = True) -> asyncio.Future[int]:
+    def _call(self, asked: Asked, *, holds: bool = True) -> asyncio.Future[Any]:
         self._refuse_when_closing()
-        future: asyncio.Future[int] = self.loop.create_future()
+        future: asyncio.Future[Any] = self.loop.create_future()
         if asked in self._calls:
             self.problem = self.problem or f"{asked} is asked for twice"
         self._calls[asked] = future
@@ -251,6 +251,9 @@ class Model:
         return self._mailbox.setdefault(name, asyncio.Queue())
 
     def step(self, node: p.Step, digest: int, chapter: int) -> Awaitable[int]:
+        return self._call(Asked(node.number, digest))
+
+    def long_step(self, node: p.Step, digest: int, chapter: int, talk: list[str]) -> Awaitable[list[str]]:
         return self._call(Asked(node.number, digest))
 
     async def sleep(self, seconds: float) -> None:

@@ -80,8 +80,19 @@ class _Judge:
                 if (chapter, event.key) in seen:
                     self._problem(f"event {index}: a second outcome of {event.label}")
                 seen.add((chapter, event.key))
+                self._judge_value(index, event)
             if isinstance(event, e.ENDINGS) and index + 1 != len(self._events):
                 self._problem(f"event {index} is an end, and others follow")
+
+    def _judge_value(self, index: int, event: e.Keyed) -> None:
+        """What is recorded of a child is how that child ended."""
+        if isinstance(event, e.ChildEnded):
+            info = self._simulator.store.find(event.run_id)
+            child = info and self._simulator.store.last_row(info.rid)
+            if info is None or child is None or event.status != info.status:
+                self._problem(f"event {index} says that {event.run_id} ended as {event.status}: {info}")
+            elif info.status is not Status.CANCELLED and child.output != self._stored.rows[index].output:
+                self._problem(f"event {index} has another outcome of {event.run_id} than that run")
 
     def _judge_messages(self) -> None:
         """No message arrives twice; those of one name arrive in the order in which they were sent."""

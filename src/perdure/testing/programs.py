@@ -31,12 +31,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Step(Node):
-    """A step that takes so long, fails so many times first, and then ends as told."""
+    """A step that takes so long, fails so many times first, and then ends as told.
 
-    which: Literal["plain", "threaded", "lazy", "short"]
+    A `long` one adds to a conversation that the run carries along; a `person` has to decide about one that ends so."""
+
+    which: Literal["plain", "threaded", "lazy", "short", "long"]
     ms: int
     fails: int
-    ends: Literal["value", "error", "final", "odd"]
+    ends: Literal["value", "error", "final", "odd", "person"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,9 +310,9 @@ class Author:
 
     def step(self, number: int) -> Node:
         rng = self._rng
-        which = rng.choices(("plain", "threaded", "lazy", "short"), (60, 12, 12, 8))[0]
+        which = rng.choices(("plain", "threaded", "lazy", "short", "long"), (60, 12, 12, 8, 6))[0]
         fails = rng.choice((1, 1, 2)) if self._chance(0.15) else 0
-        ends = rng.choices(("value", "error", "final", "odd"), (85, 4, 4, 4))[0]
+        ends = rng.choices(("value", "error", "final", "odd", "person"), (85, 4, 4, 4, 2))[0]
         return Step(number, which, rng.choice(STEP_MS), fails, ends)  # type: ignore[arg-type]
 
     def sleep(self, number: int) -> Node:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -69,14 +70,18 @@ class Simulator:
         self._lengths: dict[int, int] = {}
         self._chapters: dict[int, int] = {}
         self._recorded: dict[tuple[str, int, str], str] = {}
-        self._launched: dict[tuple[str, int, str, int], set[int]] = {}
+        self._launched: dict[tuple[str, int, str, int, int], set[int]] = {}
+        self._decisions = Counter[str]()
         self._digests: dict[tuple[str, int, str], int] = {}
-        self._messages = 0
+        self._messages = self._starting = 0
         self.sent: list[tuple[str, str, int]] = []
 
     # ── what the workflow and the processes ask of their stage ───────────────────────────────
     def began(self, trace: Trace, execution: Execution) -> None:
         self.traces.append((trace, execution))
+
+    def is_decided(self, run_id: str) -> bool:
+        return self._decisions[run_id] > 0
 
     def takes(self, node: p.Step) -> float:
         return node.ms * self._rng.choice((0.5, 1, 1, 1, 3)) / 1000
@@ -96,7 +101,7 @@ class Simulator:
         call = (body.run_id, body.chapter, body.label)
         if call in self._recorded and not is_zombie:
             self.problem(f"the body of {name} began although the call is recorded as {self._recorded[call]}")
-        epochs = self._launched.setdefault((*call, body.number), set())
+        epochs = self._launched.setdefault((*call, body.number, self._decisions[body.run_id]), set())
         if live.epoch in epochs:
             self.problem(f"the body of {name} began twice under epoch {live.epoch}")
         epochs.add(live.epoch)
@@ -173,6 +178,8 @@ class Simulator:
             self.note(f"{run_id} {row.seq} {row.kind} {label}", process)
             if isinstance(event, e.ChapterStarted):
                 self._chapters[rid] = event.number
+            elif isinstance(event, e.RunUnblocked):
+                self._decisions[run_id] += event.choice == "retry"
             elif isinstance(event, e.StepCompleted | e.StepFailed):
                 self._recorded[run_id, self._chapters.get(rid, 0), event.label] = row.kind
         self._changed(run_id, append, process)
@@ -185,7 +192,9 @@ class Simulator:
             self.note(f"{run_id} is released, due {self._since(change.due_at)}", process)
         if change.status is not None and change.status.is_final:
             self.ended.add(append.rid)
-        if change.status is Status.BLOCKED and change.reason != "crash_loop":
+        if change.status is Status.BLOCKED and change.reason == "needs_person":
+            self._after(self._rng.choice((10, 100, 500)), lambda: self._decide(run_id))
+        elif change.status is Status.BLOCKED and change.reason != "crash_loop":
             self.problem(f"{run_id} is blocked ({change.reason}): {change.hint}")
 
     def _since(self, at: int | None) -> str:
@@ -264,19 +273,24 @@ class Simulator:
             process.do(process.host.release_idle)
 
     # ── clients ──────────────────────────────────────────────────────────────────────────────
-    def _start(self) -> None:
-        """Start the run: for any worker, or for one that then takes it at once."""
+    def _start(self, run_id: str) -> None:
+        """Start a run: for any worker, or for one that then takes it at once."""
         spec = workflows.simulated.spec
         raw = spec.arguments.dumps((self.program.root.number, 0), {})
         up = self._up()
         process = self._rng.choice(up) if up and self._rng.random() < 0.5 else None
         owner = process.host.worker if process is not None else None
-        new = load.new_run(spec, "run", raw, now=self.clock.now(), owner=owner)
+        new = load.new_run(spec, run_id, raw, now=self.clock.now(), owner=owner)
+        self._starting -= 1
         (outcome,) = self.store.commit([new])
         self._committed(None, [new], [outcome])
-        info = self.store.find("run")
+        info = self.store.find(run_id)
         if process is not None and info is not None:
             process.do(lambda: process.loop.call_soon(process.host.take_new, info, new, raw))
+
+    def _start_later(self, run_id: str) -> None:
+        self._starting += 1
+        self._after(self._rng.choice((0, 0, 30)), lambda: self._start(run_id))
 
     def _unfinished(self) -> list[str]:
         return [run_id for rid, run_id in self.runs.items() if rid not in self.ended]
@@ -307,9 +321,20 @@ class Simulator:
             self._control(run_id, "pause")
             self._after(self._rng.choice((20, 300)), lambda: self._control(run_id, "resume"))
 
-    def _control(self, run_id: str, kind: Literal["cancel", "pause", "resume", "unblock"]) -> None:
-        self.note(f"{kind} {run_id}")
-        self._post(run_id, kind, "", msgspec.json.encode(mail.ControlLetter(choice="retry")))
+    def _force(self) -> None:
+        if runs := self._unfinished():
+            self._control(self._rng.choice(runs), "cancel", force=True)
+
+    def _decide(self, run_id: str) -> None:
+        """A person looks at what is blocked, and decides somehow."""
+        info = self.store.find(run_id)
+        if info is not None and info.status is Status.BLOCKED:
+            choice = self._rng.choice(("retry", "value", "fail"))
+            self._control(run_id, "unblock", choice=choice, value="7" if choice == "value" else None)
+
+    def _control(self, run_id: str, kind: str, **body: Any) -> None:
+        self.note(f"{kind} {run_id} {body or ''}")
+        self._post(run_id, kind, "", msgspec.json.encode(mail.ControlLetter(**body)))
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────
     def _after(self, ms: float, action: Callable[[], None]) -> None:
@@ -343,13 +368,15 @@ class Simulator:
     def _perform(self) -> None:
         for _ in range(self.plan.workers):
             self.open_process()
-        self._after(self._rng.choice((0, 0, 30)), self._start)
         plan = self.plan
+        for run_id in ("run", "run-2", "run-3")[: plan.runs]:
+            self._start_later(run_id)
         self._at_random(plan.kills, self._kill)
         self._at_random(plan.pauses, self._pause)
         self._at_random(plan.leaves, self._leave)
         self._at_random(plan.evictions, self._evict)
         self._at_random(plan.cancels, self._cancel)
+        self._at_random(plan.forces, self._force)
         self._at_random(plan.holds, self._hold)
         self._at_random(plan.messages, self._send_any)
         self._after(50, self._keep_up)
@@ -378,14 +405,14 @@ class Simulator:
             info = self.store.find(run_id)
             if info is not None and info.reason == "paused":
                 self._control(run_id, "resume")
-            elif info is not None and info.reason == "crash_loop":
-                self._control(run_id, "unblock")
+            elif info is not None and info.status is Status.BLOCKED:
+                self._control(run_id, "unblock", choice="retry")
             for name in p.MESSAGES:
                 self._send(run_id, name)
         self._after(300, self._serve_all)
 
     def _is_over(self) -> bool:
-        return bool(self.problems) or (bool(self.runs) and len(self.ended) == len(self.runs))
+        return bool(self.problems) or (not self._starting and len(self.ended) == len(self.runs))
 
     def _drive(self) -> None:
         until = self.clock.now() + (HORIZON_MS + SETTLE_MS) * 1000

@@ -16,6 +16,7 @@ from perdure.testing.interpreter import ChildHandle, OddError, Trace, evaluate
 
 RETRY = Retry(max_attempts=3, first_delay=0.02, jitter=0)
 SHORT_SECONDS = 0.1
+MESSAGE = "what a model says at length " * 20
 
 
 class Stage(Protocol):
@@ -29,6 +30,10 @@ class Stage(Protocol):
 
     def step_began(self, body: Body) -> None:
         """A step's body begins."""
+        ...
+
+    def is_decided(self, run_id: str) -> bool:
+        """Whether a person has said that a step of this run is to be tried again."""
         ...
 
     def takes(self, node: p.Step) -> float:
@@ -83,6 +88,8 @@ def _end(node: p.Step) -> int:
         raise ValueError(node.number)
     if node.ends == "odd":
         raise OddError(node.number)
+    if node.ends == "person" and not on_stage().is_decided(perdure.attempt().run_id):
+        raise perdure.NeedsPerson("somebody has to look at this")
     if node.ends == "final":
         raise perdure.Final("for good")
     return value_of(on_stage().program, node.number)
@@ -116,6 +123,12 @@ def threaded(node: int, digest: int, chapter: int) -> int:
     return _end(it)
 
 
+@step(retry=RETRY, name="long")
+async def long_step(node: int, digest: int, chapter: int, talk: list[str]) -> list[str]:
+    value = await _perform(node, digest, chapter)
+    return [*talk, f"{value} {MESSAGE}"]
+
+
 STEPS: dict[str, Any] = {"plain": plain, "lazy": lazy, "short": short, "threaded": threaded}
 
 
@@ -132,6 +145,9 @@ class Durable:
     def step(self, node: p.Step, digest: int, chapter: int) -> Awaitable[int]:
         call: Awaitable[int] = STEPS[node.which].call(node.number, digest, chapter)
         return call
+
+    def long_step(self, node: p.Step, digest: int, chapter: int, talk: list[str]) -> Awaitable[list[str]]:
+        return long_step(node.number, digest, chapter, talk)
 
     def sleep(self, seconds: float) -> Awaitable[None]:
         return perdure.sleep(seconds)
