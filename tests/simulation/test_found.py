@@ -150,6 +150,18 @@ FOUND = [
         seeds=200,
     ),
     Found(
+        "a person answers for a step of a run that has left memory",
+        sequence(step(ends="person"), step(5, which="long", ends="person"), sleep(10)),
+        Plan(workers=1, slow=0.5, evict_after_ms=0, messages=6),
+        seeds=200,
+    ),
+    Found(
+        "a run ends by force while something of it waits to be performed",
+        p.Try(0, p.Timeout(0, 500, step(60, fails=1), True), None, step(20)),
+        Plan(workers=1, kills=1, pauses=2, forces=1, messages=2, write_fails=0.3, slow=0.5),
+        seeds=600,
+    ),
+    Found(
         "a timer is left behind by a workflow whose end waits for a child",
         p.Wait(
             0,

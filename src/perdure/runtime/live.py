@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from perdure.engine.calls import Command, Key, WaitingSet
+from perdure.engine.calls import Ask, Command, Key, WaitingSet
 from perdure.engine.execution import Execution
 from perdure.history import events as e
 from perdure.history.chain import link
@@ -158,6 +159,10 @@ class LiveRun:
     def outcomes_under_way(self) -> int:
         """How many outcomes are being written that the code does not know yet."""
         return 0 if self.under_way is None else sum(entry.delivers for entry, _ in self.under_way.entries)
+
+    def is_to_perform(self, ask: Ask) -> bool:
+        """Whether the code has asked for this, and nobody has looked at it yet: so it is in a run that was just loaded."""
+        return any(command is ask for command in (*self.held, *chain(*self.unperformed), *self.execution.commands))
 
     def note_blocked(self, event: e.RunBlocked) -> None:
         """The run, or one call of it, waits for a person."""

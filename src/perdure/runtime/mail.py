@@ -136,7 +136,8 @@ def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) 
     live.change = turns.parked_change(live)
     if letter.choice == "retry":
         live.execution.known.attempts.pop(key, None)  # they count anew
-        live.then.append(lambda: turns.perform_again(live, key))
+        if ask is None or not live.is_to_perform(ask):
+            live.then.append(lambda: turns.perform_again(live, key))
     else:
         _supply(live, blocked, letter, value)
 

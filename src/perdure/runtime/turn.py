@@ -664,7 +664,7 @@ class Turns:
         live.then.append(self.on_letters)
 
     def perform_again(self, live: LiveRun, key: tuple[str, int]) -> None:
-        """A person wants a stuck step tried again. It may be under way: a run that was just loaded has asked for it."""
+        """A person wants a stuck step tried again."""
         ask = live.execution.open.get(key)
         if key in live.flights:
             return
@@ -694,10 +694,7 @@ class Turns:
         ending = live.execution.ending
         live.silence()
         self.performer.drop(live)
-        for command in [*live.held, *itertools.chain(*live.unperformed), *live.execution.commands]:
-            if isinstance(command, Cancelled):
-                self._cancel(live, command.ask)
-        live.held, live.unperformed, live.execution.commands = [], [], []
+        self._tell_cancelled(live)
         for ask in list(live.execution.open.values()):
             if isinstance(ask, ChildAsk):
                 self.start_child(live, ask)
@@ -706,13 +703,22 @@ class Turns:
             return
         self._finish(live, *_final(ending))
 
+    def _tell_cancelled(self, live: LiveRun) -> None:
+        """Of all that was still to be done in a run that ends, only what it cancelled is."""
+        for command in [*live.held, *itertools.chain(*live.unperformed), *live.execution.commands]:
+            if isinstance(command, Cancelled):
+                self._cancel(live, command.ask)
+        live.held, live.unperformed, live.execution.commands = [], [], []
+
     def end_failed(self, live: LiveRun, raw: bytes) -> None:
         """End a run as failed, by a person's decision."""
+        self._tell_cancelled(live)
         self._tell_children(live, self._children_left(live))
         self._finish(live, Status.FAILED, e.RunFailed, raw)
 
     def end_by_force(self, live: LiveRun) -> None:
         """End a run as cancelled without running any of its code."""
+        self._tell_cancelled(live)
         self._tell_children(live, self._children_left(live))
         self._finish(live, Status.CANCELLED, lambda _: e.RunCancelled(forced=True), mail.CANCELLED)
 
