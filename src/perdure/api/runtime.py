@@ -21,6 +21,8 @@ log = logging.getLogger("perdure")
 
 R = TypeVar("R")
 
+LEASE_SECONDS_MIN = 0.1
+
 Adopt = Literal["all", "own", "none"]
 
 
@@ -58,6 +60,8 @@ class Runtime(Client):
         super().__init__(store, workflows=workflows, clock=clock)
         if adopt not in {"all", "own", "none"}:
             raise UsageError(f"Runtime(adopt={adopt!r}): 'all', 'own' or 'none'")
+        if seconds(lease, what="lease") < LEASE_SECONDS_MIN:
+            raise UsageError(f"Runtime(lease={lease!r}): at least {LEASE_SECONDS_MIN:g} s, or workers declare each other dead")
         self._grace_seconds = seconds(grace, what="grace")
         self._options = Options(
             lease_seconds=seconds(lease, what="lease"), evict_after_seconds=seconds(evict_after, what="evict_after"),
@@ -153,8 +157,13 @@ class Runtime(Client):
 
     async def _write(self, write: Write) -> Outcome:
         host = self._host
+        answer = host.writer.submit(write)
         try:
-            return await host.writer.submit(write)
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            # what was asked for happens all the same: a run that is created is this worker's, and nobody takes it in
+            answer.add_done_callback(lambda done: (done.exception(), host.be_unsure()))
+            raise
         except StoreError:
             host.be_unsure()  # it may have been written nevertheless, a start for this worker
             raise
