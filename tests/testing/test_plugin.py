@@ -150,7 +150,8 @@ async def test_a_fixture_may_use_it_before_the_test_does(clock):
 def test_a_suite_of_a_user(pytester: pytest.Pytester) -> None:
     """All in one: to start pytest takes longer than these tests."""
     pytester.makepyprojecttoml(
-        '[tool.pytest.ini_options]\naddopts = "-p perdure.testing.plugin"\nfilterwarnings = ["error", "ignore::pytest.PytestAssertRewriteWarning"]'
+        '[tool.pytest.ini_options]\naddopts = "-p perdure.testing.plugin"\n'
+        'filterwarnings = ["error", "ignore::pytest.PytestAssertRewriteWarning"]'
     )
     pytester.path.joinpath("test_shop.py").write_text(SUITE)
     result = pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider")
