@@ -162,11 +162,16 @@ class Runtime(Client):
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
             # what was asked for happens all the same: a run that is created is this worker's, and nobody takes it in
-            answer.add_done_callback(lambda done: (done.exception(), host.be_unsure()))
+            answer.add_done_callback(self._doubt)
             raise
         except StoreError:
             host.be_unsure()  # it may have been written nevertheless, a start for this worker
             raise
+
+    def _doubt(self, answer: asyncio.Future[Outcome]) -> None:
+        answer.exception()  # nobody else looks at it
+        if self._host_open is not None:
+            self._host_open.be_unsure()
 
     def _owner(self, spec: WorkflowSpec) -> str | None:
         if self._catalog.get(spec.key) is None:
