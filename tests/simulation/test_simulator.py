@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from perdure.codec import pack
 from perdure.engine.execution import Execution
 from perdure.history import events as e
 from perdure.runtime.live import LiveRun
@@ -139,6 +141,20 @@ def test_it_finds_a_lost_cancellation_of_a_race(broken: Broken) -> None:
     broken(Execution, "_cancel_root", does_nothing)
     program = p.program_of(p.Try(0, p.Sleep(0, 500, True), None, p.Step(0, "plain", 1, 0, "value")))
     assert "the model" in found(20, plan=Plan(workers=1, cancels=2), program=program)
+
+
+def test_it_finds_a_step_whose_result_is_not_what_is_recorded(broken: Broken) -> None:
+    """The history agrees with itself, and replays; but that is not what the program gives."""
+
+    def lie(report: Any, turns: Turns, live: LiveRun, event: e.Event, **options: Any) -> None:
+        if isinstance(event, e.StepCompleted):
+            packed = pack(b"7", live.execution.memo)
+            event = structs.replace(event, output=packed.digest)
+            options |= {"raw": b"7", "output": packed}
+        report(turns, live, event, **options)
+
+    broken(Turns, "report", lie)
+    assert "and must give" in found(1, plan=Plan(workers=1), program=STEPS)
 
 
 def test_it_finds_a_run_that_nobody_wakes(broken: Broken) -> None:

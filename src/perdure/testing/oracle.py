@@ -17,6 +17,7 @@ from perdure.history.chain import GENESIS, link
 from perdure.runtime.load import Past
 from perdure.store.protocol import Row, RunInfo, Status, Stored
 from perdure.testing import workflows
+from perdure.testing.certain import certain
 from perdure.testing.interpreter import Seen, Trace
 from perdure.testing.model import Model
 
@@ -51,6 +52,7 @@ class _Judge:
         self._judge_chain()
         self._judge_outcomes()
         self._judge_messages()
+        self._judge_result()
         if self._judge_end():
             for chapter, (first, last) in enumerate(self._chapters()):
                 self._judge_chapter(chapter, first, last)
@@ -100,6 +102,15 @@ class _Judge:
         arrived = [self._number(row) for row, event in self._rows() if isinstance(event, e.MessageArrived)]
         if arrived != sent[: len(arrived)]:
             self._problem(f"messages {sent} were sent and arrived as {arrived}")
+
+    def _judge_result(self) -> None:
+        """Of a program that does not race it is known beforehand what it gives, whatever goes wrong."""
+        plan, program = self._simulator.plan, self._simulator.program
+        if plan.cancels or plan.forces or self._info.parent_run_id is not None:
+            return
+        expected = certain(program, program.root)
+        if expected is not None and (result := self._stored.rows[-1].output) != str(expected).encode():
+            self._problem(f"it gave {result!r}, and must give {expected}")
 
     def _rows(self) -> list[tuple[Row, e.Event]]:
         return list(zip(self._stored.rows, self._events, strict=True))
