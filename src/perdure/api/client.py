@@ -314,6 +314,7 @@ class Client:
         it raises RunConflictError and the first run is unharmed. Without an id a new one is made up. EncodeError when
         the arguments cannot be recorded; nothing is written then.
         """
+        _check_call(call)
         spec = call.of.spec
         if not isinstance(spec, WorkflowSpec):
             raise UsageError(f"start({call.of.name}.call(...)): {call.of.name} is a step, not a workflow")
@@ -430,6 +431,8 @@ class Client:
 def _by_key(workflows: Iterable[Any]) -> dict[tuple[str, int], WorkflowSpec]:
     """The workflows by name and version. UsageError when two of them claim the same."""
     known: dict[tuple[str, int], WorkflowSpec] = {}
+    if not isinstance(workflows, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"workflows={workflows!r}: a list is wanted, as in workflows=[agent]")
     for workflow in workflows:
         spec = getattr(workflow, "spec", None)
         if not isinstance(spec, WorkflowSpec):
@@ -449,6 +452,12 @@ def _delay_seconds(delay: timedelta | float) -> float:
     if wait > SECONDS_MAX:
         raise UsageError(f"start(delay={delay!r}): at most 100 years")
     return wait
+
+
+def _check_call(call: Any) -> None:
+    if not isinstance(call, Call):
+        name = getattr(call, "name", "workflow")
+        raise UsageError(f"start({call!r}): a call is wanted, as in start({name}.call(...))")
 
 
 def _checked_id(id: Any) -> str:

@@ -61,7 +61,7 @@ class Runtime(Client):
         if adopt not in {"all", "own", "none"}:
             raise UsageError(f"Runtime(adopt={adopt!r}): 'all', 'own' or 'none'")
         if seconds(lease, what="lease") < LEASE_SECONDS_MIN:
-            raise UsageError(f"Runtime(lease={lease!r}): at least {LEASE_SECONDS_MIN:g} s, or workers declare each other dead")
+            raise UsageError(f"Runtime(lease={lease!r}): at least {LEASE_SECONDS_MIN:g} s")
         self._grace_seconds = seconds(grace, what="grace")
         self._options = Options(
             lease_seconds=seconds(lease, what="lease"), evict_after_seconds=seconds(evict_after, what="evict_after"),

@@ -38,4 +38,6 @@ def store_from(given: str | os.PathLike[str] | Store | None, clock: Clock) -> St
         return open_store(store_url(), clock=clock)
     if isinstance(given, str | os.PathLike):
         return open_store(os.fspath(given), clock=clock)
+    if not hasattr(given, "commit"):
+        raise UsageError(f"store={given!r}: a path, a URL or an open store is wanted")
     return given

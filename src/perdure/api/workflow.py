@@ -182,6 +182,10 @@ def _make_step(
     check_step(function)
     if record not in {"durable", "lazy"}:
         raise DeclarationError(f"step(record={record!r}): 'durable' or 'lazy'")
+    if retry is not None and not isinstance(retry, Retry):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DeclarationError(f"step(retry={retry!r}): a Retry is wanted, as in retry=perdure.Retry(max_attempts=3)")
+    if on_input_drift not in set(Drift):
+        raise DeclarationError(f"step(on_input_drift={on_input_drift!r}): 'block' or 'accept'")
     is_async = inspect.iscoroutinefunction(function)
     arguments = arguments_codec_for(function)
     spec = StepSpec(

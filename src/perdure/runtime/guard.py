@@ -139,6 +139,10 @@ BY_THE_WAY = frozenset(
 # ── who is responsible ──────────────────────────────────────────────────────────────────────
 
 
+THREAD_WRAPPERS = "perdure.runtime.inherit"
+"""What stands around Thread.start and submit, for hosted code: neither the caller nor the called."""
+
+
 def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
@@ -155,7 +159,8 @@ def _is_by_the_way(frame: FrameType) -> bool:
 
 def _frames(frame: FrameType | None, base: FrameType) -> Iterator[FrameType]:
     while frame is not None:
-        yield frame
+        if frame.f_globals.get("__name__") != THREAD_WRAPPERS:
+            yield frame
         if frame is base:
             return
         frame = frame.f_back

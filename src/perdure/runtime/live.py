@@ -161,7 +161,8 @@ class LiveRun:
         return 0 if self.under_way is None else sum(entry.delivers for entry, _ in self.under_way.entries)
 
     def is_to_perform(self, ask: Ask) -> bool:
-        """Whether the code has asked for this, and nobody has looked at it yet: so it is in a run that was just loaded."""
+        """Whether the code has asked for this, and nobody has looked at it yet: so it is in a run that was just
+        loaded."""
         return any(command is ask for command in (*self.held, *chain(*self.unperformed), *self.execution.commands))
 
     def note_blocked(self, event: e.RunBlocked) -> None:

@@ -591,6 +591,7 @@ class Turns:
         live.note_blocked(event)
         live.record(event)
         live.change = self.parked_change(live)
+        log.warning("run %s is blocked (%s): %s", live.run_id, event.reason, event.hint)
         how = Standstill(Status.BLOCKED, event.reason, event.hint)
         live.then.append(lambda: self.on_standstill(live.rid, how))
         self._mark(live)

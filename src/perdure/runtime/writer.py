@@ -205,7 +205,8 @@ class Writer:
         return each or [error]
 
     def _retried(self, jobs: list[Job], outcomes: list[Outcome | Exception]) -> None:
-        """Runs wait until the store takes what they write; who waits for a start or a message is told that it does not."""
+        """Runs wait until the store takes what they write; who waits for a start or a message is told that it does
+        not."""
         self._is_busy = False
         told = deque[tuple[Done, Outcome | Exception]]()
         left, error = list[Job](), None
