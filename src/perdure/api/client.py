@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
 
 import msgspec
 
-from perdure.api.calls import Call
+from perdure.api.calls import Call, execution_here
 from perdure.api.endings import Endings
 from perdure.api.settings import store_from
 from perdure.clock import Clock, SystemClock
@@ -386,6 +386,7 @@ class Client:
     # ── what the handles use ─────────────────────────────────────────────────────────────────
     @property
     def _store(self) -> Store:
+        refuse_in_workflow_code(type(self).__name__)
         if self._open is None:
             raise UsageError(
                 f"this {type(self).__name__} is not open: use it as `async with {type(self).__name__}(...) as ...:`"
@@ -426,6 +427,15 @@ class Client:
 
     def _near(self, run_id: str) -> builtins.list[str]:
         return [info.run_id for info in self._store.runs(Filter(limit=500))]
+
+
+def refuse_in_workflow_code(what: str) -> None:
+    """What is done through a Client is no part of a run's history."""
+    if execution_here() is not None:
+        raise UsageError(
+            f"a {what} was used in workflow code: what it does there is not recorded, and a replay would do it again. Use "
+            "perdure.start() and the like, or do it in a step"
+        )
 
 
 def _by_key(workflows: Iterable[Any]) -> dict[tuple[str, int], WorkflowSpec]:

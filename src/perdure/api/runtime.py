@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Literal, Self, TypeVar
 
 from perdure.api.calls import Call
-from perdure.api.client import Client, Run
+from perdure.api.client import Client, Run, refuse_in_workflow_code
 from perdure.clock import Clock
 from perdure.errors import StoreError, UsageError
 from perdure.runtime.host import Host, Options, catalog_of
@@ -128,6 +128,7 @@ class Runtime(Client):
 
     @property
     def _host(self) -> Host:
+        refuse_in_workflow_code(type(self).__name__)
         if self._host_open is None:
             raise UsageError("this Runtime is not open: use it as `async with Runtime(...) as runtime:`")
         return self._host_open

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perdure.runtime.live import LiveRun
     from perdure.runtime.turn import Turns
 
+NO_VALUE = "no value can unblock this: "
 CANCELLED = dump_exception(RunCancelledError("the run was cancelled"), ())
 
 
@@ -177,4 +178,5 @@ def _unblock_run(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
         live.record(unblocked)
         turns.load_again(live)
     elif live.blocked is not None:
-        turns.block(live, msgspec.structs.replace(live.blocked, hint=f"no value can unblock this: {live.blocked.hint}"))
+        hint = live.blocked.hint.removeprefix(NO_VALUE)
+        turns.block(live, msgspec.structs.replace(live.blocked, hint=NO_VALUE + hint))

@@ -608,7 +608,7 @@ class Turns:
     def _park(self, live: LiveRun, reason: str, hint: str) -> None:
         """The code cannot go on: wait for what is under way, note it, let go of the run."""
         live.silence()
-        if live.blocked is None or live.blocked.reason != reason or live.blocked.hint != hint:
+        if live.blocked is None or live.blocked.reason != reason or live.blocked.hint.removeprefix(mail.NO_VALUE) != hint:
             self.block(live, e.RunBlocked(reason, hint))
         if not live.flights and not self.sections.is_busy(live):
             live.change = self.parked_change(live)._replace(release=True, wakes=Wakes.CONTROL)

@@ -1,0 +1,419 @@
+"""Corners: control from inside workflow code, blocked runs, large and deep runs, results that cannot be recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.runtime.hosting import eventually, is_in_memory, kinds, let_go, on_one_store, run_async
+
+import perdure
+from perdure import (
+    EncodeError,
+    NeedsPerson,
+    RunBlockedError,
+    RunCancelledError,
+    Runtime,
+    Status,
+    UsageError,
+    step,
+    workflow,
+)
+from perdure.store.memory import MemoryStore
+from perdure.store.protocol import Outcome, Write
+
+CALLS: list[Any] = []
+HERE: list[Runtime] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_called() -> None:
+    CALLS.clear()
+    HERE.clear()
+
+
+@step
+async def work(item: int) -> int:
+    CALLS.append(item)
+    return item
+
+
+@workflow
+async def adds(item: int) -> int:
+    return await work(item) + 1
+
+
+@workflow
+async def waits() -> str:
+    return await perdure.receive("go", str)
+
+
+# ── control belongs outside ─────────────────────────────────────────────────────────────────
+
+
+@workflow
+async def controls(what: str) -> str:
+    """What is done through a Runtime is not recorded: a replay would do it again."""
+    runtime = HERE[0]
+    if what == "start":
+        await runtime.start(adds.call(1))
+    elif what == "get":
+        await runtime.get("other")
+    elif what == "list":
+        await runtime.list()
+    else:
+        perdure.run(adds.call(1))
+    return "done"
+
+
+@pytest.mark.parametrize("what", ["start", "get", "list", "run"])
+def test_a_runtime_is_refused_in_workflow_code_before_it_does_anything(what: str) -> None:
+    async def main() -> None:
+        async with on_one_store()(controls, adds, waits) as runtime:
+            HERE.append(runtime)
+            await runtime.start(waits.call(), id="other")
+            run = await runtime.start(controls.call(what), id="r")
+            with pytest.raises(UsageError):
+                await run.result(timeout=10)
+            assert {summary.id for summary in await runtime.list()} == {"r", "other"}
+
+    run_async(main())
+
+
+@step
+async def controls_in_a_step() -> int:
+    return await (await HERE[0].start(adds.call(1), id="from a step")).result()
+
+
+@workflow
+async def controls_by_a_step() -> int:
+    return await controls_in_a_step()
+
+
+def test_a_step_may_use_a_runtime() -> None:
+    async def main() -> None:
+        async with on_one_store()(controls_by_a_step, adds) as runtime:
+            HERE.append(runtime)
+            assert await (await runtime.start(controls_by_a_step.call())).result(timeout=10) == 2
+
+    run_async(main())
+
+
+# ── blocked runs ────────────────────────────────────────────────────────────────────────────
+
+
+@workflow
+async def forgets() -> str:
+    message = asyncio.create_task(perdure.receive("go", str))
+    await work(1)
+    if len(CALLS) == 1:
+        await asyncio.Event().wait()
+    return await message
+
+
+@step
+async def needs_somebody() -> int:
+    raise NeedsPerson("who pays?")
+
+
+@workflow
+async def stuck() -> list[Any]:
+    return [await needs_somebody(), await perdure.receive("go", str)]
+
+
+def test_a_value_cannot_unblock_a_run_that_waits_for_other_code() -> None:
+    @workflow(name="w")
+    async def deadlocks() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with on_one_store()(deadlocks) as runtime:
+            run = await runtime.start(deadlocks.call(), id="r")
+            with pytest.raises(RunBlockedError):
+                await run.result(timeout=10)
+            await run.unblock("value", value=1)
+            await eventually(lambda: hint_has(run, "no value can unblock this"))
+            await run.unblock("fail", by="ada", reason="enough")
+            with pytest.raises(perdure.StepError, match="failed by ada: enough"):
+                await run.result(timeout=10, wait_blocked=True)
+            assert await run.status() is Status.FAILED
+
+    run_async(main())
+
+
+async def hint_has(run: perdure.Run[Any], text: str) -> bool:
+    return text in (await run.summary()).hint
+
+
+def test_messages_to_a_blocked_run_are_kept() -> None:
+    async def main() -> None:
+        make = on_one_store(evict_after=0)
+        async with make(stuck) as runtime:
+            run = await runtime.start(stuck.call(), id="r")
+            with pytest.raises(RunBlockedError):
+                await run.result(timeout=10)
+            await run.send("go", "kept")
+        async with make(stuck) as runtime:
+            run = await runtime.get("r")
+            await run.unblock("value", value=1)
+            assert await run.result(timeout=10, wait_blocked=True) == [1, "kept"]
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("is_parked", [False, True])
+def test_a_blocked_run_can_be_cancelled(force: bool, is_parked: bool) -> None:
+    async def main() -> None:
+        async with on_one_store()(stuck) as runtime:
+            run = await runtime.start(stuck.call(), id="r")
+            with pytest.raises(RunBlockedError):
+                await run.result(timeout=10)
+            if is_parked:
+                await let_go(runtime, "r")
+            await run.cancel(force=force)
+            with pytest.raises(RunCancelledError):
+                await run.result(timeout=10, wait_blocked=True)
+
+    run_async(main())
+
+
+def test_unblocking_what_is_not_blocked_changes_nothing() -> None:
+    async def main() -> None:
+        async with on_one_store()(waits) as runtime:
+            run = await runtime.start(waits.call(), id="r")
+            await run.unblock("retry")
+            await run.unblock("fail")
+            await run.send("go", "on")
+            assert await run.result(timeout=10) == "on"
+
+    run_async(main())
+
+
+def test_pausing_twice_and_resuming_twice_is_once() -> None:
+    async def main() -> None:
+        async with on_one_store()(waits) as runtime:
+            run = await runtime.start(waits.call(), id="r")
+            for _ in range(2):
+                await run.pause()
+            for _ in range(2):
+                await run.resume()
+            await run.send("go", "on")
+            assert await run.result(timeout=10) == "on"
+            recorded = await kinds(run)
+            assert (recorded.count("run.paused"), recorded.count("run.resumed")) == (1, 1)
+
+    run_async(main())
+
+
+# ── results ─────────────────────────────────────────────────────────────────────────────────
+
+
+@workflow
+async def returns_a_lock() -> Any:
+    await work(1)
+    return {"lock": threading.Lock()}
+
+
+def test_a_result_that_cannot_be_recorded_fails_the_run_once_and_names_the_path() -> None:
+    async def main() -> None:
+        async with on_one_store()(returns_a_lock) as runtime:
+            run = await runtime.start(returns_a_lock.call())
+            with pytest.raises(EncodeError, match=r"\$\.lock"):
+                await run.result(timeout=10)
+            assert await run.status() is Status.FAILED
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("ends", ["failed", "cancelled"])
+def test_starting_a_run_that_has_ended_badly_attaches_to_it(ends: str) -> None:
+    async def main() -> None:
+        async with on_one_store()(waits, fails) as runtime:
+            call: Any = fails.call() if ends == "failed" else waits.call()
+            run = await runtime.start(call, id="r")
+            if ends == "cancelled":
+                await run.cancel()
+            with pytest.raises((ValueError, RunCancelledError)):
+                await run.result(timeout=10)
+            again = await runtime.start(call, id="r")
+            assert again.how == "finished earlier"
+            with pytest.raises((ValueError, RunCancelledError)):
+                await again.result(timeout=10)
+
+    run_async(main())
+
+
+@workflow
+async def fails() -> None:
+    raise ValueError("no")
+
+
+# ── checked mode ────────────────────────────────────────────────────────────────────────────
+
+
+@workflow
+async def reads_the_clock(swallows: bool) -> float:
+    try:
+        return time.time()
+    except Exception:
+        if not swallows:
+            raise
+    return 0.0
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+def test_in_checked_mode_a_turn_that_reads_the_clock_parks_the_run(swallows: bool) -> None:
+    async def main() -> None:
+        async with on_one_store(guard=True)(reads_the_clock, adds) as runtime:
+            run = await runtime.start(reads_the_clock.call(swallows))
+            with pytest.raises(RunBlockedError, match=r"Use perdure\.now\(\)") as blocked:
+                await run.result(timeout=10)
+            assert blocked.value.reason == "diverged"
+            assert await (await runtime.start(adds.call(1))).result(timeout=10) == 2
+
+    run_async(main())
+
+
+# ── many, large, deep ───────────────────────────────────────────────────────────────────────
+
+
+@workflow
+async def many_children(count: int) -> int:
+    return sum(await asyncio.gather(*(adds(n) for n in range(count))))
+
+
+def test_three_hundred_children_in_one_turn() -> None:
+    async def main() -> None:
+        async with on_one_store()(many_children, adds) as runtime:
+            run = await runtime.start(many_children.call(300))
+            assert await run.result(timeout=30) == sum(range(1, 301))
+
+    run_async(main())
+
+
+@workflow
+async def deep(levels: int) -> int:
+    return 1 + await deep(levels - 1) if levels else 0
+
+
+def test_forty_levels_of_children() -> None:
+    async def main() -> None:
+        async with on_one_store()(deep) as runtime:
+            assert await (await runtime.start(deep.call(40))).result(timeout=30) == 40
+
+    run_async(main())
+
+
+@workflow
+async def wide(count: int) -> int:
+    return sum(await asyncio.gather(*(work(n) for n in range(count))))
+
+
+def test_two_thousand_steps_at_once_over_a_restart() -> None:
+    async def main() -> None:
+        make = on_one_store(concurrent_steps=100)
+        async with make(wide) as runtime:
+            await runtime.start(wide.call(2000), id="r")
+            await eventually(lambda: len(CALLS) >= 500)
+        done = len(CALLS)
+        async with make(wide) as runtime:
+            assert await (await runtime.get("r")).result(timeout=30) == sum(range(2000))
+        assert len(CALLS) <= 2000 + 100
+        assert done < 2000 or len(CALLS) == 2000
+
+    run_async(main())
+
+
+def test_a_message_of_twenty_megabytes() -> None:
+    async def main() -> None:
+        async with on_one_store()(waits) as runtime:
+            run = await runtime.start(waits.call(), id="r")
+            await run.send("go", "x" * 20_000_000)
+            assert len(await run.result(timeout=30)) == 20_000_000
+
+    run_async(main())
+
+
+def test_odd_run_ids() -> None:
+    async def main() -> None:
+        async with on_one_store()(parent_of_one, adds) as runtime:
+            for id in ("a/b", "ü ☃", "line\nbreak", "'; drop table runs", "%s", "x" * 500):  # noqa: A001
+                run = await runtime.start(parent_of_one.call(), id=id)
+                assert await run.result(timeout=10) == 2
+                assert await (await runtime.get(id)).result() == 2
+
+    run_async(main())
+
+
+@workflow
+async def parent_of_one() -> int:
+    return await adds(1)
+
+
+# ── a history that cannot be read ───────────────────────────────────────────────────────────
+
+
+class ForgetfulStore(MemoryStore):
+    """A store that has lost the rows of one run."""
+
+    lost: str | None = None
+
+    def commit(self, writes: Sequence[Write]) -> list[Outcome]:
+        outcomes = super().commit(writes)
+        if self.lost is not None and (info := self.find(self.lost)) is not None:
+            self._shared.runs[info.rid].rows[:1] = self._shared.runs[info.rid].rows[1:2]
+        return outcomes
+
+
+def test_a_damaged_history_holds_up_no_other_run() -> None:
+    async def main() -> None:
+        store = ForgetfulStore()
+        async with Runtime(store, workflows=[waits, adds], evict_after=0) as runtime:
+            run = await runtime.start(waits.call(), id="r")
+            await eventually(lambda: not is_in_memory(runtime, "r"))
+            store.lost = "r"
+            await run.send("go", "on")
+            assert await (await runtime.start(adds.call(1))).result(timeout=10) == 2
+
+    run_async(main())
+
+
+# ── the order of events in one call ─────────────────────────────────────────────────────────
+
+
+@step(record_input=False)
+async def secretive(password: str) -> int:
+    return len(password)
+
+
+@workflow
+async def logs_in(password: str) -> int:
+    first = await secretive("hunter2")
+    await perdure.receive("go")
+    return first
+
+
+def test_arguments_that_are_not_to_be_recorded_are_not() -> None:
+    async def main() -> None:
+        make = on_one_store()
+        async with make(logs_in) as runtime:
+            run = await runtime.start(logs_in.call("none"), id="r")
+            await eventually(lambda: completed(run))
+        async with make(logs_in) as runtime:
+            run = await runtime.get("r")
+            await run.send("go")
+            assert await run.result(timeout=10) == 7
+            done = next(h for h in await run.history() if h.kind == "step.completed")
+            assert done.input is None
+            assert "hunter2" not in repr(await run.history())
+
+    run_async(main())
+
+
+async def completed(run: perdure.Run[Any]) -> bool:
+    return "step.completed" in await kinds(run)
