@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from perdure import (
     workflow,
 )
 from perdure.store.memory import MemoryStore
-from perdure.store.protocol import Outcome, Write
 
 CALLS: list[Any] = []
 HERE: list[Runtime] = []
@@ -358,29 +356,46 @@ async def parent_of_one() -> int:
 # ── a history that cannot be read ───────────────────────────────────────────────────────────
 
 
-class ForgetfulStore(MemoryStore):
-    """A store that has lost the rows of one run."""
+class DamagedStore(MemoryStore):
+    """A store in which the disk has done something to one run's rows."""
 
-    lost: str | None = None
+    def damage(self, run_id: str, how: str) -> None:
+        info = self.find(run_id)
+        assert info is not None
+        rows = self._shared.runs[info.rid].rows
+        if how == "an event of a kind that nobody knows":
+            rows[0] = rows[0]._replace(envelope=b'{"event":"from.the.future"}')
+        elif how == "no JSON":
+            rows[-1] = rows[-1]._replace(envelope=b"\x00")
+        else:
+            rows[0] = rows[1]
 
-    def commit(self, writes: Sequence[Write]) -> list[Outcome]:
-        outcomes = super().commit(writes)
-        if self.lost is not None and (info := self.find(self.lost)) is not None:
-            self._shared.runs[info.rid].rows[:1] = self._shared.runs[info.rid].rows[1:2]
-        return outcomes
 
-
-def test_a_damaged_history_holds_up_no_other_run() -> None:
+@pytest.mark.parametrize("how", ["an event of a kind that nobody knows", "no JSON", "a lost beginning"])
+def test_a_history_that_cannot_be_read_parks_its_run_and_holds_up_no_other(how: str) -> None:
     async def main() -> None:
-        store = ForgetfulStore()
-        async with Runtime(store, workflows=[waits, adds], evict_after=0) as runtime:
-            run = await runtime.start(waits.call(), id="r")
+        store = DamagedStore()
+        async with Runtime(store, workflows=[works_and_waits, adds], evict_after=0) as runtime:
+            run = await runtime.start(works_and_waits.call(), id="r")
+            await eventually(lambda: completed(run))
             await eventually(lambda: not is_in_memory(runtime, "r"))
-            store.lost = "r"
+            store.damage("r", how)
             await run.send("go", "on")
             assert await (await runtime.start(adds.call(1))).result(timeout=10) == 2
+            for _ in range(2):
+                with pytest.raises(RunBlockedError, match="cannot be loaded") as blocked:
+                    await run.result(timeout=10)
+                assert blocked.value.reason == "undecodable"
+                await run.unblock("retry")
+                await runtime.drain()
 
     run_async(main())
+
+
+@workflow
+async def works_and_waits() -> str:
+    await work(1)
+    return await perdure.receive("go", str)
 
 
 # ── the order of events in one call ─────────────────────────────────────────────────────────

@@ -38,6 +38,8 @@ from perdure.runtime.writer import Done as DoneCallback
 from perdure.runtime.writer import Writer
 from perdure.specs import WorkflowSpec
 from perdure.store.protocol import (
+    CONTROL_KINDS,
+    Append,
     Change,
     Claim,
     Done,
@@ -126,8 +128,10 @@ class Turns:
             live, replay = load.rebuild(
                 claim, self.store, self.catalog, log=log.warning, compare_all=self.compare_all_inputs
             )
-        except HistoryCorruptError as error:
-            log.error("run %s cannot be loaded: %s", claim.info.run_id, error)
+        except StoreError:
+            raise
+        except Exception as error:  # whatever goes wrong while a history is read concerns this run alone
+            self._park_unreadable(claim, error)
             return
         if (stale := self.live.get(live.rid)) is not None:
             self.forget(stale)
@@ -150,6 +154,20 @@ class Turns:
                 live.execution.fail("undecodable", str(error))
 
         self._turn(live, turn, lambda: self._replayed(live, trouble))
+
+    def _park_unreadable(self, claim: Claim, error: Exception) -> None:
+        """A run that cannot be loaded waits for a person, or for other code. Decisions about it are taken in: what they
+        want was tried just now."""
+        info = claim.info
+        log.error("run %s cannot be loaded: %s", info.run_id, error)
+        how = Standstill(Status.BLOCKED, "undecodable", f"its history cannot be loaded: {error}")
+        decisions = tuple(letter.mail_id for letter in self.store.mail([info.rid]) if letter.kind in CONTROL_KINDS)
+        change = Change(status=how.status, reason=how.reason, hint=how.hint, release=True, wakes=Wakes.CONTROL)
+        append = Append(
+            os.urandom(16), info.rid, info.epoch, self.store.last_row(info.rid).seq + 1, change=change, taken=decisions
+        )
+        parking = self.writer.submit(append)
+        parking.add_done_callback(lambda done: done.exception() or self.on_standstill(info.rid, how))
 
     def _replayed(self, live: LiveRun, trouble: Sequence[StoreError]) -> None:
         if trouble:
