@@ -33,8 +33,8 @@ ENDINGS: dict[type[e.Event], Status] = {
 
 def judge(simulator: Simulator) -> None:
     """Look at every run; what is wrong is told as problems of the simulator."""
-    observed = list(simulator.traces)
-    for rid in simulator.runs:
+    observed = list(simulator.witness.traces)
+    for rid in simulator.witness.runs:
         _Judge(simulator, simulator.store.load(rid, from_seq=0), observed).judge()
 
 
@@ -58,7 +58,7 @@ class _Judge:
                 self._judge_chapter(chapter, first, last)
 
     def _problem(self, what: str) -> None:
-        self._simulator.problem(f"{self._info.run_id}: {what}")
+        self._simulator.witness.problem(f"{self._info.run_id}: {what}")
 
     # ── the history ──────────────────────────────────────────────────────────────────────────
     def _judge_chain(self) -> None:
@@ -98,7 +98,7 @@ class _Judge:
 
     def _judge_messages(self) -> None:
         """No message arrives twice; those of one name arrive in the order in which they were sent."""
-        sent = [number for run_id, _, number in self._simulator.sent if run_id == self._info.run_id]
+        sent = [number for run_id, _, number in self._simulator.witness.sent if run_id == self._info.run_id]
         arrived = [self._number(row) for row, event in self._rows() if isinstance(event, e.MessageArrived)]
         if arrived != sent[: len(arrived)]:
             self._problem(f"messages {sent} were sent and arrived as {arrived}")
@@ -139,9 +139,9 @@ class _Judge:
         execution = Execution(
             spec, self._info.run_id, past.beginning(), known=past.known(), same_manifest=True, compare_all_inputs=True
         )
-        before = len(self._simulator.traces)
+        before = len(self._simulator.witness.traces)
         past.replay(execution)
-        traces = self._simulator.traces[before:]
+        traces = self._simulator.witness.traces[before:]
         ending = self._events[last] if last < len(self._events) else self._events[-1]
         is_forced = isinstance(ending, e.RunCancelled) and ending.forced
         if execution.failure is not None:
@@ -150,7 +150,7 @@ class _Judge:
             self._problem(f"replay of chapter {chapter} ends with {execution.ending}, the history with {ending}")
         if traces:
             self._judge_traces(chapter, traces[0][0])
-            if not self._simulator.problems:
+            if not self._simulator.witness.problems:
                 self._judge_by_model(chapter, past, traces[0][0])
         execution.close()
 
