@@ -433,8 +433,8 @@ def refuse_in_workflow_code(what: str) -> None:
     """What is done through a Client is no part of a run's history."""
     if execution_here() is not None:
         raise UsageError(
-            f"a {what} was used in workflow code: what it does there is not recorded, and a replay would do it again. Use "
-            "perdure.start() and the like, or do it in a step"
+            f"a {what} was used in workflow code: what it does there is not recorded, and a replay would do it again. "
+            "Use perdure.start() and the like, or do it in a step"
         )
 
 

@@ -626,7 +626,8 @@ class Turns:
     def _park(self, live: LiveRun, reason: str, hint: str) -> None:
         """The code cannot go on: wait for what is under way, note it, let go of the run."""
         live.silence()
-        if live.blocked is None or live.blocked.reason != reason or live.blocked.hint.removeprefix(mail.NO_VALUE) != hint:
+        said = live.blocked
+        if said is None or said.reason != reason or said.hint.removeprefix(mail.NO_VALUE) != hint:
             self.block(live, e.RunBlocked(reason, hint))
         if not live.flights and not self.sections.is_busy(live):
             live.change = self.parked_change(live)._replace(release=True, wakes=Wakes.CONTROL)
