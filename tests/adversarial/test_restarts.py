@@ -77,12 +77,12 @@ def test_a_childs_end_that_arrives_while_the_code_has_diverged_is_not_lost() -> 
 
 # ── pausing ─────────────────────────────────────────────────────────────────────────────────
 
-GATE = asyncio.Event()
+gate = asyncio.Event()
 
 
 @step
 async def wait_for_the_gate() -> None:
-    await GATE.wait()
+    await gate.wait()
 
 
 @workflow
@@ -99,14 +99,14 @@ def test_a_pause_outlives_a_chapter_and_a_crash() -> None:
     make = on_one_store(evict_after=1000)
 
     async def main() -> str:
-        global GATE
-        GATE = asyncio.Event()
+        global gate
+        gate = asyncio.Event()
         async with make(rolls_over) as runtime:
             run = await runtime.start(rolls_over.call(0), id="a")
             await eventually(lambda: is_in_memory(runtime, "a") and bool(live(runtime, "a").flights))
             await run.pause()
             await eventually(lambda: live(runtime, "a").is_paused)
-            GATE.set()
+            gate.set()
             await eventually(lambda: live(runtime, "a").execution.beginning.chapter == 1)
             await eventually(lambda: bool(live(runtime, "a").held))
             summary = await run.summary()

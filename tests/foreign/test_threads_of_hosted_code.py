@@ -24,7 +24,11 @@ def square(number: int) -> int:
 
 def in_threads() -> list[int]:
     found: list[int] = []
-    threads = [threading.Thread(target=lambda n=n: found.append(square(n))) for n in range(10)]
+
+    def work(number: int) -> None:
+        found.append(square(number))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(10)]
     for thread in threads:
         thread.start()
     for thread in threads:
