@@ -243,7 +243,7 @@ def test_killed_twenty_two_times_at_random_moments_it_ends_as_if_never_killed(tm
     known: dict[str, set[str]] = {}
     for life in range(1, KILLS + 1):
         known[str(life)] = recorded(world)
-        with world.worker("start_everything", life=str(life)) as process:
+        with world.worker("start_everything", life=str(life), patient=1) as process:
             before = len(world.done())
             more = choose.randint(1, 4)
             wait_until(lambda: len(world.done()) >= before + more or process.poll() is not None, "it works")  # noqa: B023
@@ -251,7 +251,7 @@ def test_killed_twenty_two_times_at_random_moments_it_ends_as_if_never_killed(tm
             process.kill()
             process.wait()
     known["last"] = recorded(world)
-    out = world.serve("start_everything", life="last").splitlines()[-1]
+    out = world.serve("start_everything", life="last", patient=1).splitlines()[-1]
     assert shape(out) == shape(expected)
     for done in world.done():
         kind, name, *_ = done.what.split(" ")
