@@ -140,6 +140,16 @@ def test_a_runtime_that_is_not_open_executes_nothing() -> None:
     run_async(main())
 
 
+def test_a_runtime_that_is_open_cannot_be_opened_once_more() -> None:
+    async def main() -> None:
+        async with on_one_store()(adds) as runtime:
+            with pytest.raises(UsageError, match="this Runtime is open already"):
+                await runtime.__aenter__()
+            assert await (await runtime.start(adds.call(1))).result(timeout=10) == 2
+
+    run_async(main())
+
+
 def test_leaving_a_runtime_leaves_asyncio_as_it_was() -> None:
     originals = (asyncio.wait_for, asyncio.as_completed)
 

@@ -278,9 +278,14 @@ class Client:
         self._clock: Clock = clock or SystemClock()
         self._workflows = _by_key(workflows)
         self._open: Store | None = None
+        self._loop: asyncio.AbstractEventLoop
         self._endings_open: Endings | None = None
 
     async def __aenter__(self) -> Self:
+        if self._open is not None and not self._loop.is_closed():
+            name = type(self).__name__
+            raise UsageError(f"this {name} is open already: share it, or make another {name} for the other place")
+        self._loop = asyncio.get_running_loop()
         self._open = store_from(self._given, self._clock)
         self._endings_open = self._make_endings(self._open)
         return self
