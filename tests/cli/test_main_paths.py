@@ -87,7 +87,7 @@ def test_a_second_ctrl_c_ends_it_at_once(terminal: Terminal) -> None:
         process.send(signal.SIGINT)
         process.says("unfinished run(s)")
         process.send(signal.SIGINT)
-        assert process.ends() == 130
+        assert process.ends() in {130, -signal.SIGINT}  # late in its end the signal itself ends it
 
 
 def test_somebody_decides_while_a_worker_serves(terminal: Terminal) -> None:

@@ -297,16 +297,16 @@ class Journal:
     def wait(self, request: Request) -> Any:
         """Submit from a thread, and wait there."""
         request.who = threading.get_ident()
-        self._loop.call_soon_threadsafe(self.arrive, request)
+        self._loop.call_soon_threadsafe(self.arrive, request, context=self._sections.context)
         return request.future.result()
 
     async def wait_async(self, request: Request) -> Any:
         """Submit from a coroutine, and wait there."""
         request.who = asyncio.current_task() or threading.get_ident()
         if asyncio.get_running_loop() is self._loop:
-            self._loop.call_soon(self.arrive, request)
+            self._loop.call_soon(self.arrive, request, context=self._sections.context)
         else:
-            self._loop.call_soon_threadsafe(self.arrive, request)
+            self._loop.call_soon_threadsafe(self.arrive, request, context=self._sections.context)
         return await asyncio.wrap_future(request.future)
 
     def _refuse_on_loop(self, name: str) -> None:
@@ -439,7 +439,7 @@ class Journal:
         wanted.load = _load_with(spec.result, spec.raises)
         wanted.who = threading.get_ident()
         wanted.future.add_done_callback(lambda done: _answered(go))
-        self._loop.call_soon_threadsafe(self.arrive, wanted)
+        self._loop.call_soon_threadsafe(self.arrive, wanted, context=self._sections.context)
         failed = go.result()
         if failed >= 0:
             self._perform_here(wanted, spec, perform, failed)
@@ -499,7 +499,7 @@ class Journal:
                 self.live, event, raw=raw, output=output, input=kept, delivers=kind is not e.AttemptFailed
             )
 
-        self._loop.call_soon_threadsafe(report)
+        self._loop.call_soon_threadsafe(report, context=self._sections.context)
 
 
 class Sections:
@@ -510,6 +510,8 @@ class Sections:
         self._journals: dict[tuple[int, Key], Journal] = {}
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
+        self.context = self._context.copy()
+        """In which the loop answers hosted code: not in that code's own, which every timer armed there would keep."""
 
     def start(self, live: LiveRun, ask: SectionAsk) -> None:
         """Host a section's function, from its start."""
@@ -562,7 +564,7 @@ class Sections:
 
     def _call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, *arguments)
+            self._loop.call_soon_threadsafe(function, *arguments, context=self.context)
 
     def _ended(self, journal: Journal, raw: bytes, failed: bool) -> None:
         """The function has returned or raised. What it makes of being unwound (a `finally` that returns or raises, an
