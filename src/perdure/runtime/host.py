@@ -116,6 +116,7 @@ class Host:
             on_lost=lambda: self._loop.call_soon_threadsafe(self._lost_everything), now=clock.now,
             monotonic=options.stopwatch,
         )  # fmt: skip
+        self.turns.performer.may_begin = self.lease.is_valid
         self._loop.call_soon(self._poll)
 
     # ── taking runs ──────────────────────────────────────────────────────────────────────────

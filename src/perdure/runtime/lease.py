@@ -97,6 +97,10 @@ class Lease:
             self._park(live)
         return is_blocked
 
+    def is_valid(self) -> bool:
+        """Whether nobody can have taken this worker for dead. Asked right before something is begun."""
+        return self._monotonic() < self.valid_until
+
     def saw_loop(self) -> None:
         """The loop that turns are driven on comes round."""
         self.loop_seen = self._monotonic()

@@ -249,7 +249,7 @@ class LiveRun:
         ending = {entry.event.key for entry in entries if isinstance(entry.event, e.Keyed)}
         starts: list[Entry] = []
         for key, flight in self.flights.items():
-            if not flight.is_start_recorded and key not in ending:
+            if flight.number and not flight.is_start_recorded and key not in ending:
                 flight.is_start_recorded = True
                 starts.append(flight.start_entry())
         return starts

@@ -33,6 +33,7 @@ log = logging.getLogger("perdure")
 STILL_HERE_SECONDS = 3.0
 """Longer than a worker takes to leave."""
 
+PUT_OFF_MICROSECONDS = 50_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN = codec_for(Any)
 
@@ -110,6 +111,7 @@ class Performer:
         self._alarm: Alarm | None = None
         self._alarm_at = 0
         self.on_launch: Callable[[Flight], None] = _nothing
+        self.may_begin: Callable[[], bool] = _always
 
     # ── flights ──────────────────────────────────────────────────────────────────────────────
     def start(self, live: LiveRun, ask: StepAsk) -> None:
@@ -166,7 +168,11 @@ class Performer:
         try:
             args, kwargs = ask.spec.arguments.loads(ask.input)
             ATTEMPT.set(flight)
+            if not self.may_begin():
+                raise _NotNow
             value = await ask.spec.function(*args, **kwargs)
+        except _NotNow:
+            self._put_off(flight, number)
         except asyncio.CancelledError:
             self._was_cancelled(flight, number)
         except (KeyboardInterrupt, SystemExit):
@@ -188,8 +194,10 @@ class Performer:
             ATTEMPT.set(flight)
             inside = contextvars.copy_context()
             value = await self._loop.run_in_executor(
-                self._threads, lambda: inside.run(_called, ask.spec.function, args, kwargs)
+                self._threads, lambda: inside.run(_called, self.may_begin, ask.spec.function, args, kwargs)
             )
+        except _NotNow:
+            self._put_off(flight, number)
         except asyncio.CancelledError:
             self._was_cancelled(flight, number)
         except (KeyboardInterrupt, SystemExit):
@@ -203,6 +211,14 @@ class Performer:
             self._failed(flight, number, error)
         else:
             self._returned(flight, number, value)
+
+    def _put_off(self, flight: Flight, number: int) -> None:
+        """The body was not called: this worker may be taken for dead, and its runs be another's. Look again a little
+        later; by then the lease is renewed, or what it held is dropped."""
+        if number == flight.airborne:
+            flight.number -= 1
+            self._land(flight)
+            self._clock.wake_at(self._clock.now() + PUT_OFF_MICROSECONDS, lambda: self._enqueue(flight))
 
     def _is_running(self, flight: Flight) -> bool:
         """Whether this is the step's task, running: its coroutine may also be closed from outside, by whoever."""
@@ -401,8 +417,21 @@ def _nothing(flight: Flight) -> None:
     """Nobody watches."""
 
 
-def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _always() -> bool:
+    """Nobody says that it may not."""
+    return True
+
+
+class _NotNow(BaseException):
+    """The body of a step is not to begin yet."""
+
+
+def _called(
+    may_begin: Callable[[], bool], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """A future takes no StopIteration, and whoever waits for it would never hear of it: as in a coroutine."""
+    if not may_begin():
+        raise _NotNow
     try:
         return function(*args, **kwargs)
     except StopIteration as error:
