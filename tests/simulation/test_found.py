@@ -162,6 +162,12 @@ FOUND = [
         seeds=600,
     ),
     Found(
+        "a worker that was frozen wakes up, and begins what another one has done meanwhile",
+        sequence(*(step(60) for _ in range(6)), gather(step(0), step(0, which="threaded"))),
+        Plan(workers=2, pauses=3, slow=0.5),
+        seeds=400,
+    ),
+    Found(
         "a timer is left behind by a workflow whose end waits for a child",
         p.Wait(
             0,

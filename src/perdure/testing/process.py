@@ -139,7 +139,9 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
                 return
             try:
                 value, error = func(*args), None
-            except Exception as problem:
+            except Crash:
+                raise
+            except BaseException as problem:
                 value, error = None, problem
             self.outside(lambda: self.call_soon(answer, value, error))
 
@@ -165,8 +167,9 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
     def close(self) -> None:
         """Nothing runs here any more. What is suspended ends now, quietly, not when the collector comes by."""
         self.is_dead = True
+        tasks = list(self._tasks)
         self.ready.clear()
-        for task in list(self._tasks):
+        for task in tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
                 with contextlib.suppress(BaseException):  # whatever its cleanup raises, or that it would not end
@@ -192,7 +195,7 @@ class SimulatedLease(Lease):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._loop: VirtualLoop = asyncio.get_running_loop()  # type: ignore[assignment]
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, **(options | {"monotonic": self._loop.time}))
 
     def _begin(self) -> None:
         clock = self._loop.clock

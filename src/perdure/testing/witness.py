@@ -84,8 +84,9 @@ class Witness:
         if live is None:
             self.problem(f"the body of {name} began in {who.name}, which has no such run")
             return
-        is_zombie = self.info(live.rid).epoch != live.epoch
-        if call in self._recorded and not is_zombie:
+        if self.info(live.rid).epoch != live.epoch:
+            self.problem(f"the body of {name} began in {who.name}, which had lost the run")
+        if call in self._recorded:
             self.problem(f"the body of {name} began although the call is recorded as {self._recorded[call]}")
         epochs = self._launched.setdefault((call, body.number, self._decisions[body.run_id]), set())
         if live.epoch in epochs:
