@@ -372,6 +372,60 @@ def test_generators_are_closed_in_the_order_of_their_first_use() -> None:
     assert CLOSED == ["a", "b", "c"]
 
 
+async def cleans_up_after(item: int) -> AsyncIterator[int]:
+    try:
+        yield item
+        yield item
+    finally:
+        await work(item + 100)
+
+
+async def first_of(items: AsyncIterator[int]) -> int:
+    """The rest is left alone."""
+    async for item in items:
+        return item
+    return 0
+
+
+@workflow
+async def breaks_off(then: str) -> int:
+    for item in (1, 2):
+        await first_of(cleans_up_after(item))
+    if then == "raise":
+        raise ValueError
+    if then == "continue":
+        perdure.continue_as_new("return")
+    return 5
+
+
+@pytest.mark.parametrize("then", ["return", "raise", "continue"])
+def test_generators_left_open_are_closed_when_the_workflow_has_returned_with_calls_of_their_own(then: str) -> None:
+    """As by asyncio.run, one after the other in order of first use; the run ends when they have ended."""
+    driver = Driver(breaks_off, then)
+    assert driver.argument("work") == 101
+    assert not driver.is_over
+    driver.complete("work", 0)
+    assert driver.argument("work") == 102
+    driver.complete("work", 0)
+    assert driver.is_over
+    driver.check_replays()
+
+
+def test_a_generator_that_cleans_up_is_closed_also_when_the_run_is_cancelled() -> None:
+    driver = Driver(waits_in_a_generator).cancel()
+    assert driver.argument("work") == 107
+    driver.complete("work", 0)
+    assert driver.was_cancelled
+    driver.check_replays()
+
+
+@workflow
+async def waits_in_a_generator() -> int:
+    async for _ in cleans_up_after(7):
+        await perdure.receive("never")
+    return 0
+
+
 # ── what a workflow's loop has not ──────────────────────────────────────────────────────────
 
 

@@ -80,6 +80,7 @@ class Execution:
     """A run's code, its loop, and everything it has asked for and not got yet."""
 
     __slots__ = (
+        "_context",
         "_loose_randoms",
         "_refusals",
         "_root",
@@ -160,6 +161,7 @@ class Execution:
         self.outcomes_left = 0
         self.is_closing = False
         self.is_unwinding = False
+        self._context = contextvars.Context()
         self._root: LoopTask | None = None
         self._loose_randoms = 0
         self._refusals = 0
@@ -174,8 +176,7 @@ class Execution:
         except DecodeError as error:
             self.fail("undecodable", f"the recorded arguments do not fit {self.spec.label} any more: {error}")
             return
-        context = contextvars.Context()
-        self._root = context.run(self._create_root, context, args, kwargs)
+        self._root = self._context.run(self._create_root, self._context, args, kwargs)
         self._settle()
 
     def _create_root(self, context: contextvars.Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopTask:
@@ -297,11 +298,14 @@ class Execution:
             )
 
     def _wind_up(self) -> None:
-        """The workflow has returned: cancel its other tasks, as asyncio.run does; it has ended when all have."""
+        """The workflow has returned: cancel its other tasks and close its generators, as asyncio.run does; it has ended
+        when all have."""
         if not self.is_unwinding:
             self.is_unwinding = True
             for task in self.loop.live_tasks():
                 task.cancel()
+            self.loop.run_dry()
+        while not self.loop.live_tasks() and self.loop.close_generators(self._context):
             self.loop.run_dry()
         if self.failure is None and not self.loop.live_tasks():
             self._let_go()

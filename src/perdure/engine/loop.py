@@ -16,7 +16,7 @@ import sys
 import threading
 from asyncio import events as asyncio_events
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from typing import Any
 
 CALLBACKS_WITHOUT_A_COMMAND_MAX = 100_000
@@ -265,6 +265,14 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         self._close_asyncgens()
         return self.live_tasks()
 
+    def close_generators(self, context: contextvars.Context) -> bool:
+        """Make a task that closes the generators still open, in the order of their first use. False if there are none."""
+        left = [g for g in self._asyncgens if getattr(g, "ag_frame", None) is not None]
+        self._asyncgens = []
+        if left:
+            _ = self.new_task(_close_each(left), context=context)
+        return bool(left)
+
     def _close_asyncgens(self) -> None:
         for generator in self._asyncgens:
             if getattr(generator, "ag_frame", None) is not None:
@@ -451,6 +459,11 @@ def _context(given: contextvars.Context | None) -> contextvars.Context:
 
 def _no_finalizer(generator: AsyncGenerator[Any, Any]) -> None:
     """Generators are kept and closed by their loop, in order of first use; the collector has no say."""
+
+
+async def _close_each(generators: Sequence[AsyncGenerator[Any, Any]]) -> None:
+    for generator in generators:
+        await _close_quietly(generator)
 
 
 async def _close_quietly(generator: AsyncGenerator[Any, Any]) -> None:

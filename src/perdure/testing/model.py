@@ -81,6 +81,14 @@ class ModelLoop(VirtualLoop):
         finally:
             sys.set_asyncgen_hooks(*hooks)
 
+    def close_generators(self) -> bool:
+        """Begin to close those still open, in the order of their first use. False if there are none."""
+        left = [generator for generator in self.generators if getattr(generator, "ag_frame", None) is not None]
+        self.generators = []
+        if left:
+            self.create_task(_close_each(left))
+        return bool(left)
+
     def settle(self) -> None:
         """Run dry; then fire what is due, once."""
         self.run_dry()
@@ -90,6 +98,11 @@ class ModelLoop(VirtualLoop):
             if not timer.is_off:
                 timer.ring()
                 self.run_dry()
+
+
+async def _close_each(generators: Sequence[AsyncGenerator[Any, Any]]) -> None:
+    for generator in generators:
+        await generator.aclose()
 
 
 class Asked(NamedTuple):
@@ -191,12 +204,14 @@ class Model:
         return self.is_open_ended or not self.loop.live_tasks
 
     def _settle_all(self) -> None:
-        """Run dry; when the root has ended, the others are cancelled, once."""
+        """Run dry; when the root has ended, the others are cancelled, once, and then the generators closed."""
         self.loop.settle()
         if self.root.done() and not self._is_unwinding:
             self._is_unwinding = True
             for task in self.loop.live_tasks:
                 task.cancel()
+            self.loop.run_dry()
+        while self.root.done() and not self.loop.live_tasks and self.loop.close_generators():
             self.loop.run_dry()
 
     _is_unwinding = False
