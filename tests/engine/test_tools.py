@@ -406,8 +406,7 @@ def test_generators_left_open_are_closed_when_the_workflow_has_returned_with_cal
     assert not driver.is_over
     driver.complete("work", 0)
     assert driver.argument("work") == 102
-    driver.complete("work", 0)
-    assert driver.is_over
+    assert driver.complete("work", 0).is_over
     driver.check_replays()
 
 
