@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from perdure.runtime import load, mail
-from perdure.store.memory import MemoryStore
-from perdure.store.protocol import Done, Letter, Status
+from perdure.store.protocol import Done, Letter, Status, Store
 from perdure.testing import programs as p
 from perdure.testing import workflows
 from perdure.testing.clock import FakeClock
@@ -24,7 +23,7 @@ SERVED_EVERY_MS = 300
 class Clients:
     """Everybody who speaks to the runs. Their own calls to the store never fail."""
 
-    def __init__(self, program: p.Program, store: MemoryStore, clock: FakeClock, rng: Random, witness: Witness) -> None:
+    def __init__(self, program: p.Program, store: Store, clock: FakeClock, rng: Random, witness: Witness) -> None:
         self._program, self._store, self._clock = program, store, clock
         self._rng, self._witness = rng, witness
         self._messages = 0

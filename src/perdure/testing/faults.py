@@ -9,8 +9,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from perdure.errors import StoreError
-from perdure.store.memory import MemoryStore
-from perdure.store.protocol import Outcome, Write
+from perdure.store.protocol import Outcome, Store, Write
 from perdure.testing.crashing import Crash, CrashingStore
 
 T = TypeVar("T")
@@ -88,7 +87,7 @@ class FaultyStore(CrashingStore):
     """One process's handle on the store: its calls fail, or kill it, as `Faults` says."""
 
     def __init__(
-        self, who: str, inner: MemoryStore, faults: Faults, committed: Callable[[Sequence[Write], list[Outcome]], None]
+        self, who: str, inner: Store, faults: Faults, committed: Callable[[Sequence[Write], list[Outcome]], None]
     ) -> None:
         super().__init__(inner)
         self._who = who

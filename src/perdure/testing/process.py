@@ -22,7 +22,7 @@ from perdure.runtime.lease import Lease
 from perdure.specs import WorkflowSpec
 from perdure.store.protocol import Store
 from perdure.testing.clock import FakeAlarm, FakeClock
-from perdure.testing.crashing import Crash
+from perdure.testing.crashing import Crash, CrashingStore
 
 _get_running_loop = asyncio_events._get_running_loop  # pyright: ignore[reportPrivateUsage]
 _set_running_loop = asyncio_events._set_running_loop  # pyright: ignore[reportPrivateUsage]
@@ -215,10 +215,6 @@ class Surroundings(Protocol):
 
     clock: FakeClock
 
-    def kill_proof(self, worker: str) -> None:
-        """Take the worker's proof of life away."""
-        ...
-
     def later(self, process: Process, action: Callable[[], None]) -> None:
         """Do this outside the loop of that process, some time later."""
         ...
@@ -243,6 +239,7 @@ class Process:
         self.has_left = False
         self._is_leaving = False
         self._host: Host | None = None
+        self._store: CrashingStore | None = None
 
     @property
     def host(self) -> Host:
@@ -262,8 +259,9 @@ class Process:
     def is_runnable(self) -> bool:
         return bool(self.loop.ready) and not self.is_paused
 
-    def open(self, store: Store, workflows: dict[tuple[str, int], WorkflowSpec], options: Options) -> None:
+    def open(self, store: CrashingStore, workflows: dict[tuple[str, int], WorkflowSpec], options: Options) -> None:
         """Start the worker. A Crash in its first write kills the process, a StoreError is the caller's."""
+        self._store = store
         self._entered(lambda: self._open(store, workflows, options))
 
     def _open(self, store: Store, workflows: dict[tuple[str, int], WorkflowSpec], options: Options) -> None:
@@ -322,10 +320,19 @@ class Process:
             return
         self.is_dead = True
         if self._host is not None:
-            self.world.kill_proof(self._host.worker)
+            self._kill_proof(self._host.worker)
             exact.uninstall()
             self._bury(self._host)
         self.loop.close()
+
+    def _kill_proof(self, worker: str) -> None:
+        if self._store is not None:
+            self._store.kill(worker)
+
+    def close_store(self) -> None:
+        """Give the handle back, once the simulation is over."""
+        if self._store is not None:
+            self._store.close()
 
     def _bury(self, host: Host) -> None:
         """What a dead process held must not come alive in the garbage collector: tear it down, with no effect."""

@@ -15,12 +15,13 @@ from collections.abc import Callable, Generator, Sequence
 from random import Random
 from typing import Any
 
-from perdure.clock import MICROSECONDS
+from perdure.clock import MICROSECONDS, Clock
 from perdure.engine import exact
 from perdure.engine.execution import Execution
 from perdure.errors import StoreError
 from perdure.runtime.host import Options
 from perdure.store.memory import MemoryStore
+from perdure.store.protocol import Store
 from perdure.testing import programs as p
 from perdure.testing import workflows
 from perdure.testing.clients import Clients
@@ -47,16 +48,25 @@ class SimulationFailed(AssertionError):
 
 
 class Simulator:
-    """One program, one schedule. `plan` and `program` replace those of the seed."""
+    """One program, one schedule. `plan` and `program` replace those of the seed. `open_store`: another store than
+    MemoryStore; called with the clock for each handle on it, as each process would open it."""
 
-    def __init__(self, seed: int, *, plan: Plan | None = None, program: p.Program | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        plan: Plan | None = None,
+        program: p.Program | None = None,
+        open_store: Callable[[Clock], Store] | None = None,
+    ) -> None:
         self.seed = seed
         self.program = program or p.write_program(seed)
         self._rng = Random(f"schedule {seed}")
         of_seed = make_plan(self._rng)
         self.plan = plan or of_seed
         self.clock = FakeClock()
-        self.store = MemoryStore(self.clock)
+        self._open_store = open_store or _shared_memory(self.clock)
+        self.store = self._open_store(self.clock)
         self.witness = Witness(self.program, self.store, self.clock)
         self.clients = Clients(self.program, self.store, self.clock, self._rng, self.witness)
         self.processes: list[Process] = []
@@ -85,6 +95,9 @@ class Simulator:
         """Nothing of this simulation comes alive later, in the garbage collector."""
         for process in self._up():
             process.kill()
+        for process in self.processes:
+            process.close_store()
+        self.store.close()
         for _, execution in self.witness.traces:
             execution.close()
 
@@ -102,9 +115,6 @@ class Simulator:
         process: Any = body.process
         live = next((live for live in process.host.turns.live.values() if live.run_id == body.run_id), None)
         self.witness.step_began(body, live, process)
-
-    def kill_proof(self, worker: str) -> None:
-        self.store.kill(worker)
 
     def later(self, process: Process, action: Callable[[], None]) -> None:
         def act() -> None:
@@ -125,7 +135,7 @@ class Simulator:
         process = Process(f"P{len(self.processes) + 1}", self, clock_off=off)
         self.processes.append(process)
         store = FaultyStore(
-            process.name, self.store.again(), self._faults,
+            process.name, self._open_store(self.clock), self._faults,
             lambda writes, outcomes: self.witness.committed(process, writes, outcomes),
         )  # fmt: skip
         options = Options(
@@ -256,6 +266,16 @@ class Simulator:
                 owner = next((process.name for process in self.processes if process.worker == info.owner), info.owner)
                 told = f"{info.status} {info.reason or ''}, owner {owner}, due {self.witness.due(info.due_at)}"
                 self.witness.problem(f"{run_id} does not end: {told}")
+
+
+def _shared_memory(clock: FakeClock) -> Callable[[Clock], Store]:
+    """Opens handles on one memory."""
+    memory = MemoryStore(clock)
+
+    def again(_: Clock) -> Store:
+        return memory.again()
+
+    return again
 
 
 @contextlib.contextmanager

@@ -11,8 +11,7 @@ from perdure.clock import MICROSECONDS
 from perdure.engine.execution import Execution
 from perdure.history import events as e
 from perdure.runtime.live import LiveRun
-from perdure.store.memory import MemoryStore
-from perdure.store.protocol import Append, Change, Done, NewRun, Outcome, RunInfo, Status, Write
+from perdure.store.protocol import Append, Change, Done, NewRun, Outcome, RunInfo, Status, Store, Write
 from perdure.testing import programs as p
 from perdure.testing.clock import FakeClock
 from perdure.testing.interpreter import Trace
@@ -32,7 +31,7 @@ class Witness:
     """What was noted, what is durable, which bodies began, and what is wrong. `runs` by rid, in the order of creation;
     `ended` are those that did; `traces`: what each execution of a run's code saw; `sent`: the messages, as accepted."""
 
-    def __init__(self, program: p.Program, store: MemoryStore, clock: FakeClock) -> None:
+    def __init__(self, program: p.Program, store: Store, clock: FakeClock) -> None:
         self.problems: list[str] = []
         self.traces: list[tuple[Trace, Execution]] = []
         self.runs: dict[int, str] = {}
