@@ -133,7 +133,9 @@ def test_wait_with_a_time_limit() -> None:
 
 @workflow
 async def waiting_for_gathers() -> list[list[int]]:
-    pending = {asyncio.ensure_future(asyncio.gather(work(n), work(n + 1))) for n in (10, 20, 30, 40)}
+    pending: set[asyncio.Future[Any]] = {
+        asyncio.ensure_future(asyncio.gather(work(n), work(n + 1))) for n in (10, 20, 30, 40)
+    }
     order: list[list[int]] = []
     while pending:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

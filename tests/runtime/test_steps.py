@@ -208,6 +208,69 @@ def test_what_the_other_side_asks_for_is_waited_for() -> None:
     run_async(main())
 
 
+@workflow
+async def asks_once() -> int:
+    return await asks_for_time()
+
+
+def test_a_wait_between_attempts_goes_on_over_a_restart() -> None:
+    clock = FakeClock()
+
+    async def main() -> None:
+        make = on_one_store(clock=clock)
+        async with make(asks_once) as runtime:
+            run = await runtime.start(asks_once.call(), id="r")
+            await eventually(lambda: has_kind(run, "step.attempt_failed"))
+        clock.advance(60)
+        async with make(asks_once) as runtime:
+            run = await runtime.get("r")
+            await eventually(lambda: is_in_memory(runtime, "r"))
+            clock.advance(59)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert len(CALLS) == 1
+            clock.advance(1)
+            assert await run.result(timeout=10) == 2
+
+    run_async(main())
+
+
+@step(retry=Retry(max_attempts=100, first_delay=10, factor=1, jitter=0, max_elapsed=60))
+async def fails_for_a_minute() -> None:
+    CALLS.append(1)
+    raise ConnectionError
+
+
+@workflow
+async def tries_for_a_minute() -> int:
+    try:
+        await fails_for_a_minute()
+    except ConnectionError:
+        return len(CALLS)
+    return 0
+
+
+def test_the_longest_time_for_all_attempts_counts_over_restarts() -> None:
+    """Attempts at 0, 10, ... 60 seconds after the first; a restart in between begins nothing anew."""
+    clock = FakeClock()
+
+    async def main() -> None:
+        make = on_one_store(clock=clock)
+        async with make(tries_for_a_minute) as runtime:
+            run = await runtime.start(tries_for_a_minute.call(), id="r")
+            for attempt in range(1, 4):
+                await eventually(lambda attempt=attempt: has_kind(run, "step.attempt_failed", attempt))  # type: ignore[misc]
+                clock.advance(10)
+        async with make(tries_for_a_minute) as runtime:
+            run = await runtime.get("r")
+            for attempt in range(4, 7):
+                await eventually(lambda attempt=attempt: has_kind(run, "step.attempt_failed", attempt))  # type: ignore[misc]
+                clock.advance(10)
+            assert await run.result(timeout=10) == 7
+
+    run_async(main())
+
+
 async def has_kind(run: perdure.Run[Any], kind: str, times: int = 1) -> bool:
     return (await kinds(run)).count(kind) >= times
 
