@@ -277,6 +277,99 @@ def test_in_checked_mode_a_turn_that_reads_the_clock_parks_the_run(swallows: boo
     run_async(main())
 
 
+# ── each once ───────────────────────────────────────────────────────────────────────────────
+
+
+@step
+async def fourth_is_stuck(item: int) -> int:
+    CALLS.append(item)
+    if item == 4 and CALLS.count(4) == 1:
+        raise NeedsPerson("the fourth")
+    return item
+
+
+@workflow
+async def forty_at_once() -> int:
+    return sum(await asyncio.gather(*(fourth_is_stuck(n) for n in range(40))))
+
+
+def test_of_forty_parallel_steps_the_one_that_was_stuck_runs_again_and_no_other() -> None:
+    async def main() -> None:
+        make = on_one_store()
+        async with make(forty_at_once) as runtime:
+            run = await runtime.start(forty_at_once.call(), id="r")
+            with pytest.raises(RunBlockedError):
+                await run.result(timeout=10)
+            await eventually(lambda: len(CALLS) == 40)
+            await eventually(lambda: thirty_nine_are_recorded(run))
+        async with make(forty_at_once) as runtime:
+            run = await runtime.get("r")
+            await run.unblock("retry")
+            assert await run.result(timeout=10, wait_blocked=True) == sum(range(40))
+        assert sorted(CALLS) == sorted([*range(40), 4])
+
+    run_async(main())
+
+
+async def thirty_nine_are_recorded(run: perdure.Run[Any]) -> bool:
+    return (await kinds(run)).count("step.completed") == 39
+
+
+@step
+async def races(item: int) -> int:
+    CALLS.append(item)
+    if item:
+        await asyncio.Event().wait()
+    return item
+
+
+@workflow
+async def race_of_three() -> int:
+    racers = [asyncio.create_task(races(n)) for n in range(3)]
+    done, pending = await asyncio.wait(racers, return_when=asyncio.FIRST_COMPLETED)
+    for loser in pending:
+        loser.cancel()
+    return done.pop().result() + await work(10)
+
+
+def test_of_a_race_each_runs_once_and_so_does_what_follows() -> None:
+    async def main() -> None:
+        async with on_one_store()(race_of_three) as runtime:
+            run = await runtime.start(race_of_three.call())
+            assert await run.result(timeout=10) == 10
+            assert CALLS == [0, 1, 2, 10]
+            assert (await kinds(run)).count("call.cancelled") == 2
+
+    run_async(main())
+
+
+def test_an_edit_of_another_workflow_strands_nobody() -> None:
+    """What counts is what was recorded, not the text of the program."""
+
+    async def main() -> None:
+        make = on_one_store()
+
+        @workflow(name="unrelated")
+        async def before() -> int:
+            return 1
+
+        @workflow(name="unrelated")
+        async def after() -> int:
+            """With a comment, and another result."""
+            return 2
+
+        async with make(waits, before) as runtime:
+            await runtime.start(waits.call(), id="r")
+            await eventually(lambda: is_in_memory(runtime, "r"))
+            await let_go(runtime, "r")
+        async with make(waits, after) as runtime:
+            run = await runtime.get("r")
+            await run.send("go", "on")
+            assert await run.result(timeout=10) == "on"
+
+    run_async(main())
+
+
 # ── many, large, deep ───────────────────────────────────────────────────────────────────────
 
 
