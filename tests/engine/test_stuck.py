@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 
@@ -252,6 +253,38 @@ def test_whatever_a_step_raised_reaches_the_code_and_stops_nothing_else(error: B
     driver = Driver(catches).fail("work", error)
     assert str(error) in driver.result()
     driver.check_replays()
+
+
+@workflow
+async def exits(how: str) -> int:
+    await work()
+    if how == "in a task":
+        await asyncio.create_task(exit_soon())
+    elif how == "in a thread":
+        await asyncio.to_thread(sys.exit, 3)
+    elif how == "in a callback":
+        asyncio.get_running_loop().call_soon(sys.exit, 3)
+        return await work()
+    sys.exit(3)
+
+
+async def exit_soon() -> None:
+    sys.exit(3)
+
+
+@pytest.mark.parametrize("how", ["at once", "in a task", "in a thread"])
+def test_sys_exit_in_workflow_code_ends_the_run_not_the_worker(how: str) -> None:
+    """A worker that ended would leave the run to the next one, which would end in its turn."""
+    driver = Driver(exits, how).complete("work")
+    with pytest.raises(StepError, match="SystemExit: 3"):
+        driver.result()
+    driver.check_replays()
+
+
+def test_sys_exit_in_a_callback_is_logged_as_any_exception() -> None:
+    driver = Driver(exits, "in a callback").complete("work")
+    assert "SystemExit(3)" in driver.logged[-1]
+    assert driver.complete("work", 5).result() == 5
 
 
 @workflow

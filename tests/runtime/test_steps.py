@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -708,6 +709,26 @@ async def stops() -> int:
 def test_stop_iteration_out_of_a_step_fails_it(body: Any) -> None:
     with pytest.raises((RuntimeError, StepError), match="StopIteration"):
         run_async(outcome_of(body))
+
+
+@step(timeout=20)
+async def calls_a_tool() -> int:
+    CALLS.append(1)
+    sys.exit(2)
+
+
+@step(timeout=20)
+def calls_a_tool_in_a_thread() -> int:
+    CALLS.append(1)
+    sys.exit(2)
+
+
+@pytest.mark.parametrize("body", [calls_a_tool, calls_a_tool_in_a_thread])
+def test_sys_exit_in_a_step_is_its_final_failure_and_ends_no_worker(body: Any) -> None:
+    """Tools made for the command line do that. Worker after worker would take the run, and leave."""
+    with pytest.raises(StepError, match="SystemExit: 2"):
+        run_async(outcome_of(body))
+    assert CALLS == [1]
 
 
 class Strange(BaseException):

@@ -137,6 +137,43 @@ def test_a_worker_that_leaves_in_the_middle_of_a_long_turn() -> None:
     run_async(main())
 
 
+INTERRUPTS: list[str] = []
+
+
+@workflow
+async def interrupted_while_it_ponders() -> int:
+    await ponder(0.02)
+    if INTERRUPTS:
+        INTERRUPTS.clear()
+        raise KeyboardInterrupt
+    return await work(1)
+
+
+async def ponder(seconds: float) -> None:
+    for n in range(3):
+        time.sleep(seconds)
+        await work(n)
+
+
+@pytest.mark.usefixtures("slow_turns")
+def test_keyboard_interrupt_in_a_long_turn_is_raised_on_the_loop() -> None:
+    make = on_one_store()
+    INTERRUPTS[:] = ["once"]
+
+    async def first() -> None:
+        async with make(interrupted_while_it_ponders) as runtime:
+            await runtime.start(interrupted_while_it_ponders.call(), id="r")
+            await asyncio.Event().wait()
+
+    async def second() -> None:
+        async with make(interrupted_while_it_ponders) as runtime:
+            assert await (await runtime.get("r")).result(timeout=10) == 1
+
+    with pytest.raises(KeyboardInterrupt):
+        run_async(first())
+    run_async(second())
+
+
 # ── fork, progress ──────────────────────────────────────────────────────────────────────────
 
 

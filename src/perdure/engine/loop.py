@@ -138,7 +138,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         """Run ready callbacks until none is left, or `stop_now` is set.
 
         Called from a plain callback of the outer loop, never from inside one of its tasks: the outer loop's notion of
-        a current task must not leak into the workflow. Raises StuckTurn; passes KeyboardInterrupt and SystemExit on.
+        a current task must not leak into the workflow. Raises StuckTurn; passes KeyboardInterrupt on.
         """
         if self._thread_id:
             self._run_ready()
@@ -187,7 +187,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
                 raise StuckTurn
             try:
                 handle.context.run(handle.callback, *handle.args)  # type: ignore[arg-type]
-            except (KeyboardInterrupt, SystemExit, StuckTurn):
+            except (KeyboardInterrupt, StuckTurn):
                 raise
             except BaseException as error:
                 self.call_exception_handler({"message": "exception in a callback", "exception": error})
@@ -365,7 +365,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         future = self.create_future()
         try:
             result = func(*args)
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:
             future.set_exception(error if not isinstance(error, StopIteration) else RuntimeError("StopIteration"))
@@ -469,7 +469,7 @@ async def _close_each(generators: Sequence[AsyncGenerator[Any, Any]]) -> None:
 async def _close_quietly(generator: AsyncGenerator[Any, Any]) -> None:
     try:
         await generator.aclose()
-    except (KeyboardInterrupt, SystemExit):
+    except KeyboardInterrupt:
         raise
     except BaseException:  # what a generator's cleanup raises at the end of a run concerns nobody any more
         return

@@ -175,7 +175,7 @@ class Performer:
             self._put_off(flight, number)
         except asyncio.CancelledError:
             self._was_cancelled(flight, number)
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             self._finish(flight)
             raise
         except GeneratorExit as error:
@@ -200,7 +200,7 @@ class Performer:
             self._put_off(flight, number)
         except asyncio.CancelledError:
             self._was_cancelled(flight, number)
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             self._finish(flight)
             raise
         except GeneratorExit as error:

@@ -328,7 +328,11 @@ class Turns:
     def _turn(self, live: LiveRun, turn: Callable[[], None], then: Callable[[], None]) -> None:
         """Let the code run: here, or in a turn thread if its turns have shown to be long."""
         if not live.is_slow or self._guard is not None:
-            self._drive(live, turn)
+            try:
+                self._drive(live, turn)
+            except KeyboardInterrupt:
+                self.forget(live)
+                raise
             then()
             return
         live.is_in_turn = True
@@ -339,17 +343,22 @@ class Turns:
         """A turn thread is back: what happened to the run meanwhile is taken in now."""
         live.is_in_turn = False
         deferred, live.deferred = live.deferred, []
+        interrupt = done.exception()
         if live.is_gone:
             live.execution.close()
+        elif interrupt is not None:
+            self.forget(live)
+        if interrupt is not None:
+            raise interrupt
+        if live.is_gone:
             return
-        done.result()
         then()
         for action in deferred:
             action()
         self.on_letters()
 
     def _drive(self, live: LiveRun, turn: Callable[[], None]) -> None:
-        """One turn. KeyboardInterrupt drops the run from memory, unrecorded, and goes on its way."""
+        """One turn. KeyboardInterrupt goes on its way: the run is then dropped from memory, unrecorded."""
         if _get_running_loop() is not None and asyncio.current_task() is not None:
             raise PerdureBug("a turn was driven from inside a task")
         began = self._stopwatch()
@@ -359,9 +368,6 @@ class Turns:
                 turn()
             else:
                 self._guard(live, turn)
-        except (KeyboardInterrupt, SystemExit):
-            self.forget(live)
-            raise
         finally:
             self._open_turns.pop(live.rid, None)
             live.is_slow = self._stopwatch() - began > SLOW_TURN_SECONDS
