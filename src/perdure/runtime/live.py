@@ -246,7 +246,8 @@ class LiveRun:
 
     def _starts_that_ride_along(self, entries: Sequence[Entry]) -> list[Entry]:
         """Steps under way whose start is nowhere recorded yet, and which this append does not end anyway."""
-        ending = {entry.event.key for entry in entries if isinstance(entry.event, e.Keyed)}
+        attempts = e.StepCompleted | e.StepFailed | e.AttemptFailed  # they say themselves what it was called with
+        ending = {entry.event.key for entry in entries if isinstance(entry.event, attempts)}
         starts: list[Entry] = []
         for key, flight in self.flights.items():
             if flight.number and not flight.is_start_recorded and key not in ending:
