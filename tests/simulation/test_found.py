@@ -168,6 +168,11 @@ FOUND = [
         seeds=400,
     ),
     Found(
+        "the first that is recorded of a hosted step is a heartbeat",
+        p.Foreign(0, (step(150), step(60))),
+        Plan(workers=1, write_kills=0.2),
+    ),
+    Found(
         "a timer is left behind by a workflow whose end waits for a child",
         p.Wait(
             0,
