@@ -115,4 +115,5 @@ _RULES: dict[type[p.Node], Callable[[Value, p.Program, Any], int | None]] = {
     p.Signal: _all_folded,
     p.Queue: _queue,
     p.Generator: _generator,
+    p.Foreign: _all_folded,
 }

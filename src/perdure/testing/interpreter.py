@@ -36,6 +36,7 @@ class Offer(Protocol):
     def child(self, node: p.Node, digest: int) -> Awaitable[int]: ...
     def start_child(self, node: p.Node, digest: int, *, abandons: bool) -> Awaitable[ChildHandle]: ...
     def look(self, node: p.Look) -> object: ...
+    def foreign(self, node: p.Foreign, digest: int, chapter: int) -> Awaitable[int]: ...
 
     # what of asyncio is not the same everywhere
     def as_completed(
@@ -334,6 +335,11 @@ async def _queue(node: p.Queue, trace: Trace) -> int:
     return fold(await asyncio.gather(puts(), *(takes(kid) for kid in node.kids[1:])))
 
 
+async def _foreign(node: p.Foreign, trace: Trace) -> int:
+    trace.see(node, "asks")
+    return await trace.offer.foreign(node, trace.digest, trace.chapter)
+
+
 async def _generator(node: p.Generator, trace: Trace) -> int:
     async def generate() -> AsyncGenerator[int, None]:
         try:
@@ -376,4 +382,5 @@ _EVALUATE: dict[type[p.Node], Callable[[Any, Trace], Awaitable[int]]] = {
     p.Signal: _signal,
     p.Queue: _queue,
     p.Generator: _generator,
+    p.Foreign: _foreign,
 }

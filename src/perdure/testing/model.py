@@ -218,12 +218,17 @@ class Model:
 
     def _note(self, index: int, event: e.Event) -> None:
         """The first event about a call says what it was asked with."""
-        if isinstance(event, e.Keyed) and event.key not in self._asked and getattr(event, "input", None):
+        if isinstance(event, e.SectionStarted | e.SectionEnded):
+            node, digest = event.name.split()
+            self._asked[event.key] = Asked(int(node), int(digest))
+        elif isinstance(event, e.Keyed) and event.key not in self._asked and getattr(event, "input", None):
             arguments = msgspec.json.decode(self.past.input(index) or b"{}")
             self._asked[event.key] = Asked(arguments["node"], arguments["digest"])
 
     def _deliver(self, event: e.Event, output: bytes | None) -> None:
         match event:
+            case e.Keyed() if event.is_in_section:
+                pass
             case e.StepCompleted():
                 self._settle(event, lambda future: future.set_result(msgspec.json.decode(output or b"null")))
             case e.StepFailed():
@@ -231,6 +236,10 @@ class Model:
             case e.ChildEnded(status="completed"):
                 self._settle(event, lambda future: future.set_result(msgspec.json.decode(output or b"null")))
             case e.ChildEnded():
+                self._settle(event, lambda future: future.set_exception(load_exception(output or b"", ())))
+            case e.SectionEnded(failed=False):
+                self._settle(event, lambda future: future.set_result(int(output or b"")))
+            case e.SectionEnded():
                 self._settle(event, lambda future: future.set_exception(load_exception(output or b"", ())))
             case e.MessageArrived():
                 self._queue(event.name).put_nowait(int(output or b""))
@@ -292,6 +301,9 @@ class Model:
 
     async def start_child(self, node: p.Node, digest: int, *, abandons: bool) -> ChildHandle:
         return ModelChild(self._call(Asked(node.number, digest), holds=not abandons))
+
+    def foreign(self, node: p.Foreign, digest: int, chapter: int) -> Awaitable[int]:
+        return self._call(Asked(node.number, digest))
 
     def look(self, node: p.Look) -> object:
         return node.number if node.at == "state" else ...

@@ -189,6 +189,11 @@ class Queue(Several):
 
 
 @dataclass(frozen=True, slots=True)
+class Foreign(Several):
+    """A hosted section, outside the workflow's loop: the first step by itself, then the others at once."""
+
+
+@dataclass(frozen=True, slots=True)
 class Generator(Several):
     """An async generator that yields the kids one by one, left after so many."""
 
@@ -383,6 +388,10 @@ class Author:
     def queue(self, number: int, depth: int) -> Node:
         return Queue(number, self._kids(depth))
 
+    def foreign(self, number: int, depth: int) -> Node:
+        steps = tuple(self._keep(self.step(self._number())) for _ in range(self._rng.randint(1, 3)))
+        return Foreign(number, steps)
+
     def generator(self, number: int, depth: int) -> Node:
         kids = self._kids(depth)
         return Generator(number, kids, self._rng.randint(1, len(kids)), self._chance(0.5))
@@ -416,6 +425,7 @@ _INNER_TABLE: dict[_Inner, int] = {
     Author.signal: 4,
     Author.queue: 4,
     Author.generator: 4,
+    Author.foreign: 4,
 }
 _LEAVES, _LEAF_WEIGHTS = list(_LEAF_TABLE), list(_LEAF_TABLE.values())
 _MAKERS, _WEIGHTS = list(_INNER_TABLE), list(_INNER_TABLE.values())

@@ -108,6 +108,10 @@ class Simulator:
     def is_decided(self, run_id: str) -> bool:
         return self.witness.is_decided(run_id)
 
+    def heard(self, label: str, node: int, details: object) -> None:
+        if details not in (None, *([node, number] for number in range(1, workflows.RETRY.max_attempts + 1))):
+            self.witness.problem(f"an attempt of {label} reads {details!r} of earlier ones")
+
     def takes(self, node: p.Step) -> float:
         return node.ms * self._rng.choice((0.5, 1, 1, 1, 3)) / 1000
 

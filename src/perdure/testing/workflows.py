@@ -12,10 +12,11 @@ from perdure import Retry, step, workflow
 from perdure.api.calls import execution_here
 from perdure.engine.execution import Execution
 from perdure.testing import programs as p
-from perdure.testing.interpreter import ChildHandle, OddError, Trace, evaluate
+from perdure.testing.interpreter import ChildHandle, OddError, Trace, evaluate, fold
 
 RETRY = Retry(max_attempts=3, first_delay=0.02, jitter=0)
 SHORT_SECONDS = 0.1
+BEATS_FROM_SECONDS = 0.06
 MESSAGE = "what a model says at length " * 20
 
 
@@ -34,6 +35,10 @@ class Stage(Protocol):
 
     def is_decided(self, run_id: str) -> bool:
         """Whether a person has said that a step of this run is to be tried again."""
+        ...
+
+    def heard(self, label: str, node: int, details: object) -> None:
+        """What an attempt reads of the heartbeats of those before it."""
         ...
 
     def takes(self, node: p.Step) -> float:
@@ -97,7 +102,12 @@ def _end(node: p.Step) -> int:
 
 async def _perform(node: int, digest: int, chapter: int) -> int:
     it, seconds = _begin(node, digest, chapter)
-    if seconds:
+    if seconds >= BEATS_FROM_SECONDS:
+        on_stage().heard(perdure.attempt().label, node, perdure.last_heartbeat())
+        await asyncio.sleep(seconds / 2)
+        perdure.heartbeat([node, perdure.attempt().number])
+        await asyncio.sleep(seconds / 2)
+    elif seconds:
         await asyncio.sleep(seconds)
     return _end(it)
 
@@ -132,6 +142,18 @@ async def long_step(node: int, digest: int, chapter: int, talk: list[str]) -> li
 STEPS: dict[str, Any] = {"plain": plain, "lazy": lazy, "short": short, "threaded": threaded}
 
 
+async def foreign_code(node: int, chapter: int) -> int:
+    """What a section hosts: it knows asyncio and steps, and nothing of workflows."""
+    first, *others = [_call_of(kid, chapter) for _, kid in p.kids_of(on_stage().program.nodes[node])]
+    return fold([await first, *await asyncio.gather(*others)])
+
+
+async def _call_of(kid: p.Node, chapter: int) -> int:
+    assert isinstance(kid, p.Step)
+    value: int = await STEPS.get(kid.which, plain).call(kid.number, 0, chapter)
+    return value
+
+
 class Durable:
     """What perdure offers to a program."""
 
@@ -160,6 +182,10 @@ class Durable:
 
     async def start_child(self, node: p.Node, digest: int, *, abandons: bool) -> ChildHandle:
         return await perdure.start(simulated.call(node.number, 0, digest), on_cancel="abandon" if abandons else "wait")
+
+    async def foreign(self, node: p.Foreign, digest: int, chapter: int) -> int:
+        value: int = await perdure.section(f"{node.number} {digest}").run(foreign_code, node.number, chapter)
+        return value
 
     def as_completed(self, kids: Sequence[Coroutine[Any, Any, int]], timeout: float | None) -> Iterable[Awaitable[int]]:
         return asyncio.as_completed(kids, timeout=timeout)
