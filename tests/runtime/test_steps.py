@@ -209,6 +209,23 @@ def test_what_the_other_side_asks_for_is_waited_for() -> None:
     run_async(main())
 
 
+def test_a_wait_between_attempts_ends_with_the_run() -> None:
+    clock = FakeClock()
+
+    async def main() -> None:
+        async with on_one_store(clock=clock)(asks_once) as runtime:
+            run = await runtime.start(asks_once.call(), id="r")
+            await eventually(lambda: has_kind(run, "step.attempt_failed"))
+            (flight,) = live(runtime, "r").flights.values()
+            alarm: Any = flight.alarm
+            await run.cancel()
+            with pytest.raises(perdure.RunCancelledError):
+                await run.result(timeout=10)
+            assert alarm.cancelled()
+
+    run_async(main())
+
+
 @workflow
 async def asks_once() -> int:
     return await asks_for_time()

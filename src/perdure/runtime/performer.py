@@ -42,7 +42,7 @@ class Flight:
     """A step under way."""
 
     __slots__ = (
-        "airborne", "ask", "beat_at", "deadline", "details", "first_at", "is_over", "is_start_recorded", "live",
+        "airborne", "alarm", "ask", "beat_at", "deadline", "details", "first_at", "is_over", "is_start_recorded", "live",
         "number",
         "performer", "started_at", "task",
     )  # fmt: skip
@@ -57,6 +57,7 @@ class Flight:
         self.airborne = 0
         self.is_start_recorded = ask.is_recorded
         self.is_over = False
+        self.alarm: Alarm | None = None
         self.task: asyncio.Future[Any] | None = None
         self.started_at = self.beat_at = self.deadline = now
 
@@ -122,7 +123,7 @@ class Performer:
         )
         flight = live.flights[ask.key] = Flight(self, live, ask, before, now)
         if before.retry_at > now:
-            self._clock.wake_at(before.retry_at, lambda: self._enqueue(flight))
+            self._wait(flight, before.retry_at)
         else:
             self._enqueue(flight)
 
@@ -140,7 +141,12 @@ class Performer:
         for key in list(live.flights):
             self.cancel(live, key)
 
+    def _wait(self, flight: Flight, at: int) -> None:
+        """Let the next attempt begin then."""
+        flight.alarm = self._clock.wake_at(at, lambda: self._enqueue(flight))
+
     def _enqueue(self, flight: Flight) -> None:
+        flight.alarm = None
         if flight.is_over:
             return
         if len(self._running) >= self._steps_max:
@@ -218,7 +224,7 @@ class Performer:
         if number == flight.airborne:
             flight.number -= 1
             self._land(flight)
-            self._clock.wake_at(self._clock.now() + PUT_OFF_MICROSECONDS, lambda: self._enqueue(flight))
+            self._wait(flight, self._clock.now() + PUT_OFF_MICROSECONDS)
 
     def _is_running(self, flight: Flight) -> bool:
         """Whether this is the step's task, running: its coroutine may also be closed from outside, by whoever."""
@@ -288,7 +294,7 @@ class Performer:
         self._land(flight)
         raw = dump_exception(error, flight.ask.spec.raises)
         self._record(flight, e.AttemptFailed, raw, retry_at=at, first_at=flight.first_at)
-        self._clock.wake_at(at, lambda: self._enqueue(flight))
+        self._wait(flight, at)
 
     def _give_up(self, flight: Flight, error: BaseException) -> None:
         self._end(flight)
@@ -316,6 +322,9 @@ class Performer:
 
     def _finish(self, flight: Flight) -> None:
         flight.is_over = True
+        if flight.alarm is not None:  # it would keep the run in memory until then
+            flight.alarm.cancel()
+            flight.alarm = None
         self._land(flight)
 
     def _land(self, flight: Flight) -> None:
