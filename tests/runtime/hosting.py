@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -74,10 +76,13 @@ async def kinds(run: Run[Any]) -> list[str]:
 
 
 def on_one_store(**options: Any) -> Callable[..., Runtime]:
-    """Makes Runtimes on one store in memory, one after the other or side by side, each with a handle of its own."""
+    """Makes Runtimes on one store in memory, one after the other or side by side, each with a handle of its own.
+
+    With PERDURE_TESTS_ON=sqlite in the environment it is a file."""
     store = MemoryStore()
+    path = os.path.join(tempfile.mkdtemp(), "runs.db") if os.environ.get("PERDURE_TESTS_ON") == "sqlite" else None
 
     def make(*workflows: Any, **more: Any) -> Runtime:
-        return Runtime(store.again(), workflows=workflows, **{**options, **more})
+        return Runtime(path or store.again(), workflows=workflows, **{**options, **more})
 
     return make

@@ -152,6 +152,26 @@ def test_a_hung_worker_loses_its_runs_by_the_lease_and_is_fenced_when_it_wakes(w
     assert result(world, "held") == "one in life b"
 
 
+def test_workers_that_were_all_stopped_for_a_while_take_nothing_from_each_other(world: World) -> None:
+    """The machine slept: every lease has run out when it wakes, and whoever comes first must not declare the others
+    dead."""
+    with world.worker("hold", life="a", lease=1) as first, world.worker("serve", life="b", lease=1) as second:
+        wait_until(lambda: world.what() == ["begun one"], "the step has begun")
+        wait_until(lambda: is_there_again(world), "both have entered")
+        for process in (first, second):
+            process.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() - began > 1.5, "the leases have run out")
+        for process in (second, first):
+            process.send_signal(signal.SIGCONT)
+        began = time.monotonic()
+        wait_until(lambda: time.monotonic() - began > 1, "they have looked around")
+        assert world.what() == ["begun one"]
+        Path(f"{world.path}.one").touch()
+        assert result(world, "held") == "one in life a"
+    assert "run.taken_over" not in [happened.kind for happened in history(world, "held")]
+
+
 def is_there_again(world: World) -> bool:
     """Both workers are in the store: the one that woke has entered anew."""
 

@@ -30,6 +30,7 @@ log = logging.getLogger("perdure")
 POLL_SECONDS = 0.04
 POLLS_BETWEEN_FULL_LOOKS = 25
 CLAIMS_AT_ONCE_MAX = 100
+SILENCE_AFTER_LEASE_SECONDS = 0.5
 SHUTDOWN_SECONDS_MAX = 1.5
 
 
@@ -97,6 +98,7 @@ class Host:
         self._polls = 0
         self.on_change: Callable[[], None] = lambda: None
         self._has_store_trouble = False
+        self._silent_since: dict[str, float] = {}
         self._is_unsure = False
         names = sorted(f"{name}/{version}" for name, version in self.known)
         store.enter(self.worker, lease_seconds=options.lease_seconds, workflows=names)
@@ -203,7 +205,7 @@ class Host:
     def _poll_store(self) -> None:
         if self._is_unsure:
             self._make_sure()
-        lost = self.store.lost(self.worker)
+        lost = self._surely_lost()
         for worker, proven in lost:
             freed = self.store.take_over(worker, proven=proven, retry_after=self.options.retry_after_death_seconds)
             log.info("worker %s is %s: %d run(s) free", worker, "dead" if proven else "silent", freed)
@@ -213,6 +215,17 @@ class Host:
         self._polls += 1
         if is_news or self._polls % POLLS_BETWEEN_FULL_LOOKS == 0:
             self.on_change()
+
+    def _surely_lost(self) -> list[tuple[str, bool]]:
+        """Workers that are dead, and those that stay silent although they had time to speak up: when the machine has
+        slept, every lease has run out."""
+        lost, now = self.store.lost(self.worker), self.options.stopwatch()
+        self._silent_since = {worker: self._silent_since.get(worker, now) for worker, proven in lost if not proven}
+        return [
+            (worker, proven)
+            for worker, proven in lost
+            if proven or now - self._silent_since[worker] >= SILENCE_AFTER_LEASE_SECONDS
+        ]
 
     def _lost_everything(self) -> None:
         """Somebody declared this worker dead (its lease had run out): what it held belongs to others now."""
