@@ -308,6 +308,33 @@ def test_a_parked_sleep_whose_length_the_code_changed() -> None:
     assert "the code asks for sleep of 86400 s" in message
 
 
+@workflow(name="receiver")
+async def receives_within_a_day() -> None:
+    await perdure.receive("go", within=86_400)
+
+
+@workflow(name="receiver")
+async def receives_within_an_hour() -> None:
+    await perdure.receive("go", within=3600)
+
+
+@workflow(name="receiver")
+async def receives_at_any_time() -> None:
+    await perdure.receive("go")
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [(receives_within_an_hour, "receive:go within 3600 s"), (receives_at_any_time, "the code asks for receive:go (")],
+)
+def test_a_parked_receive_whose_limit_the_code_changed(changed: object, told: str) -> None:
+    driver = Driver(receives_within_a_day)
+    message = driver.park(changed).blocked()
+    assert "the run was parked on receive:go within 86400 s (call 0 of task 0)" in message
+    assert told in message
+    assert driver.park().execution.failure is None
+
+
 def test_a_parked_sleep_is_claimed_again_and_keeps_its_deadline() -> None:
     driver = Driver(sleeps_an_hour).complete("a", 1)
     deadline = driver.execution.deadline()

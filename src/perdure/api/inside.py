@@ -120,8 +120,9 @@ async def receive(name: str, type: Any = None, *, within: timedelta | float | No
     codec = declared if type is None and declared is not None else codec_for(Any if type is None else type)
     if within is None:
         return await execution.receive(name, codec)
-    async with asyncio.timeout(seconds(within, what="within")):
-        return await execution.receive(name, codec)
+    limit = seconds(within, what="within")
+    async with asyncio.timeout(limit):
+        return await execution.receive(name, codec, within_seconds=limit)
 
 
 class Child(Generic[R]):

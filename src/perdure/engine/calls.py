@@ -99,11 +99,12 @@ class SleepAsk(Ask):
 
 
 class ReceiveAsk(Ask):
-    """Code that waits for a message."""
+    """Code that waits for a message, at most for `length` if it has one."""
 
-    __slots__ = ("message",)
+    __slots__ = ("length", "message")
     kind = "receive"
     message: str
+    length: int
 
 
 class Cancelled(NamedTuple):

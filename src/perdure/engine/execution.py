@@ -455,7 +455,7 @@ class Execution:
             if isinstance(ask, SleepAsk):
                 entries.append(Waiting(*ask.key, "sleep", ask.name, ask.length, ask.deadline))
             elif isinstance(ask, ReceiveAsk):
-                entries.append(Waiting(*ask.key, "receive", ask.name))
+                entries.append(Waiting(*ask.key, "receive", ask.name, ask.length))
         return tuple(entries)
 
     # ── what the code asks for ───────────────────────────────────────────────────────────────
@@ -590,8 +590,10 @@ class Execution:
         if not ask.future.done():
             ask.future.set_result(None)
 
-    async def receive(self, name: str, codec: ValueCodec) -> Any:
-        """The next message of this name; waits for one. A receive that is cancelled takes nothing."""
+    async def receive(self, name: str, codec: ValueCodec, *, within_seconds: float = 0) -> Any:
+        """The next message of this name; waits for one. A receive that is cancelled takes nothing.
+
+        `within_seconds`: after which time the caller will give it up, if it will; kept with a parked run."""
         if self.is_closing:
             await self._refuse()
         self._check_message_name(name)
@@ -599,11 +601,12 @@ class Execution:
         queue = self.mailbox.setdefault(name, deque())
         waiters = self.receivers.setdefault(name, deque())
         claimed = ReceiveAsk(key, f"receive:{name}", use, self._future())
-        if (self.known.recorded or self.expected) and not self._is_expected(claimed, 0):
+        length = round(within_seconds * MICROSECONDS)
+        if (self.known.recorded or self.expected) and not self._is_expected(claimed, length):
             await claimed.future
         while not queue:
             ask = ReceiveAsk(key, f"receive:{name}", use, self._future())
-            ask.message = name
+            ask.message, ask.length = name, length
             self.open[key] = ask
             waiters.append(ask)
             try:
@@ -829,7 +832,10 @@ def _due_at(when: float) -> int:
 
 
 def _told(w: Waiting) -> str:
-    return f"{w.kind} of {w.length / MICROSECONDS:g} s" if w.kind == "sleep" else w.name
+    length = f"{w.length / MICROSECONDS:g} s"
+    if w.kind == "sleep":
+        return f"sleep of {length}"
+    return f"{w.name} within {length}" if w.length else w.name
 
 
 def _shown(raw: bytes) -> str:
