@@ -79,8 +79,9 @@ class ChildAsk(Ask):
 class SectionAsk(Ask):
     """Foreign code to be hosted outside the workflow's loop, its calls answered by a journal."""
 
-    __slots__ = ("args", "function", "is_async", "kwargs", "result")
+    __slots__ = ("args", "function", "is_async", "is_recorded", "kwargs", "result")
     kind = "section"
+    is_recorded: bool
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]

@@ -563,6 +563,7 @@ class Execution:
         _, key, use = self._identify(name)
         ask = SectionAsk(key, name, use, self._future())
         ask.function, ask.args, ask.kwargs, ask.is_async, ask.result = function, args, kwargs, is_async, result
+        ask.is_recorded = key in self.known.recorded
         if self._claim(ask, None):
             self.open[key] = ask
             self.commands.append(ask)

@@ -171,8 +171,14 @@ class Host:
         self._is_unsure = False
         self.kick()
 
+    def _room(self) -> int:
+        """How many more runs may come into memory. When it is full, hosted code that only waits does not count: it
+        cannot leave, and what it waits for may be a run that has to come in."""
+        room = self.options.runs_max - len(self.turns.live)
+        return room if room > 0 else room + sum(map(self.turns.is_kept_by_a_wait, self.turns.live.values()))
+
     def _claim(self) -> None:
-        room = min(CLAIMS_AT_ONCE_MAX, self.options.runs_max - len(self.turns.live))
+        room = min(CLAIMS_AT_ONCE_MAX, self._room())
         claims = []
         if room > 0 and not self.turns.is_stopping:
             only = None if self.options.adopt == "all" else frozenset(self.own)
@@ -189,7 +195,7 @@ class Host:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        if due is not None and not self.turns.is_stopping and len(self.turns.live) < self.options.runs_max:
+        if due is not None and not self.turns.is_stopping and self._room() > 0:
             soonest = self.clock.now() + round(POLL_SECONDS * MICROSECONDS)
             self._alarm = self.clock.wake_at(max(due, soonest) if due <= self.clock.now() else due, self.kick)
 

@@ -160,6 +160,10 @@ class LiveRun:
         """How many outcomes are being written that the code does not know yet."""
         return 0 if self.under_way is None else sum(entry.delivers for entry, _ in self.under_way.entries)
 
+    def waits_for_person(self, key: Key) -> bool:
+        """Whether a call is stuck until somebody decides, or was decided with an outcome that is still to come."""
+        return key in self.blocked_calls or key in self.supplied
+
     def is_to_perform(self, ask: Ask) -> bool:
         """Whether the code has asked for this, and nobody has looked at it yet: so it is in a run that was just
         loaded."""
@@ -246,8 +250,11 @@ class LiveRun:
 
     def _starts_that_ride_along(self, entries: Sequence[Entry]) -> list[Entry]:
         """Steps under way whose start is nowhere recorded yet, and which this append does not end anyway."""
-        attempts = e.StepCompleted | e.StepFailed | e.AttemptFailed  # they say themselves what it was called with
-        ending = {entry.event.key for entry in entries if isinstance(entry.event, attempts)}
+        ending = {
+            entry.event.key  # of what says itself what the step was called with; a heartbeat does not
+            for entry in entries
+            if isinstance(entry.event, e.StepCompleted | e.StepFailed | e.AttemptFailed)
+        }
         starts: list[Entry] = []
         for key, flight in self.flights.items():
             if flight.number and not flight.is_start_recorded and key not in ending:

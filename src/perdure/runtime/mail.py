@@ -92,6 +92,7 @@ def _take_child(live: LiveRun, mail: Mail) -> None:
     started = live.execution.known.children.get(event.key)
     if key.run_id not in {live.execution.children.get(event.key), started and started.run_id}:
         return  # a child of an earlier chapter, abandoned there; a call of this one may have the same key
+    live.has_sections |= event.is_in_section
     live.record(event, raw=raw, output=packed, delivers=True)
 
 
@@ -137,7 +138,7 @@ def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) 
     live.change = turns.parked_change(live)
     if letter.choice == "retry":
         live.execution.known.attempts.pop(key, None)  # they count anew
-        if ask is None or not live.is_to_perform(ask):
+        if turns.sections.has_asked(live, key) if ask is None else not live.is_to_perform(ask):
             live.then.append(lambda: turns.perform_again(live, key))
     else:
         _supply(live, blocked, letter, value)
@@ -161,6 +162,7 @@ def _supply(live: LiveRun, blocked: e.RunBlocked, letter: ControlLetter, value: 
     packed = pack(value, live.execution.memo)
     event = kind(blocked.task, blocked.n, blocked.name, blocked.use, output=packed.digest, attempt=0)
     live.supplied.add(event.key)  # a run that was just loaded is about to perform it
+    live.has_sections |= event.is_in_section
     live.record(event, raw=value, output=packed, delivers=True)
 
 

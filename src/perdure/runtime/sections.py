@@ -252,6 +252,9 @@ class Journal:
         """Something of this section is durable."""
         self._remember(event, at, raw)
         request = self.requests.get(event.key)
+        if request is None and isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
+            # the code was hosted anew, and has not come as far as this
+            self.unused = [r._replace(outcome=event, at=at, raw=raw) if r.key == event.key else r for r in self.unused]
         if request is None or self.is_suspended:
             return
         if isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
@@ -322,7 +325,7 @@ class Journal:
 
     def _step_request(self, spec: StepSpec, raw: bytes) -> Request:
         def perform(request: Request) -> None:
-            if request.key not in self.live.blocked_calls:
+            if not self.live.waits_for_person(request.key):
                 self._turns.performer.start(self.live, self._as_ask(request, spec, raw))
 
         request = Request(LANE.get(), spec.name, raw, perform)
@@ -518,7 +521,7 @@ class Sections:
         inherit.install()
         live.has_sections = True
         journal = self._journals[live.rid, ask.key] = Journal(self, live, ask)
-        if not journal.history and ask.key not in live.execution.known.recorded:
+        if not ask.is_recorded:
             live.record(e.SectionStarted(*ask.key, ask.name, ask.use))
         self._host(journal)
 
@@ -625,11 +628,14 @@ class Sections:
     def deliver(self, live: LiveRun, event: e.Event, at: int, raw: bytes | None) -> None:
         """An event of a run with sections is durable."""
         if isinstance(event, e.Keyed) and event.is_in_section:
-            for journal in self._of(live):
-                if journal.section == event.section:
-                    journal.deliver(event, at, raw)
-                    if journal.is_suspended:
-                        self._host_again(journal)
+            task, _, n = event.section.rpartition(":")
+            journal = self._journals.get((live.rid, (task, int(n))))
+            if journal is None:  # it is about to be hosted, after a restart
+                live.execution.known.journals.setdefault(event.section, []).append((event, at, raw))
+                return
+            journal.deliver(event, at, raw)
+            if journal.is_suspended:
+                self._host_again(journal)
         elif isinstance(event, e.MessageArrived):
             for journal in self._of(live):
                 self._message_came(journal, event.name)
@@ -642,6 +648,10 @@ class Sections:
             if request.name == f"receive:{name}" and not request.is_reported:
                 journal.perform(request)
                 return
+
+    def has_asked(self, live: LiveRun, key: Key) -> bool:
+        """Whether hosted code waits for this call: it has to be told when it is to be tried again."""
+        return any(key in journal.requests for journal in self._of(live))
 
     def perform_again(self, live: LiveRun, key: Key) -> None:
         """A person wants a stuck call tried again."""

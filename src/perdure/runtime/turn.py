@@ -451,7 +451,7 @@ class Turns:
             return
         match command:
             case StepAsk():
-                if command.key not in live.blocked_calls and command.key not in live.supplied:
+                if not live.waits_for_person(command.key):
                     self.performer.start(live, command)
             case ChildAsk():
                 self.start_child(live, command)
@@ -666,6 +666,10 @@ class Turns:
         steps waits for the next attempt."""
         moves = live.is_in_turn or live.under_way or live.has_something_to_write or live.is_leaving or live.then
         return not moves and not live.undelivered and self.sections.only_waits(live)
+
+    def is_kept_by_a_wait(self, live: LiveRun) -> bool:
+        """Whether the run is in memory only because its hosted code is, and that waits."""
+        return live.has_sections and not live.flights and self.is_still(live)
 
     def may_leave(self, live: LiveRun) -> bool:
         """Whether nothing is under way that would be lost with the memory."""
