@@ -173,6 +173,12 @@ FOUND = [
         Plan(workers=1, write_kills=0.2),
     ),
     Found(
+        "an outcome comes before the hosted code, hosted anew, has asked for it",
+        p.Foreign(0, (step(60, which="threaded", ends="person"), step(20), child(sleep(20)))),
+        Plan(workers=2, kills=2, evictions=2, slow=0.5),
+        seeds=200,
+    ),
+    Found(
         "a timer is left behind by a workflow whose end waits for a child",
         p.Wait(
             0,

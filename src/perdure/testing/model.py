@@ -221,7 +221,9 @@ class Model:
         if isinstance(event, e.SectionStarted | e.SectionEnded):
             node, digest = event.name.split()
             self._asked[event.key] = Asked(int(node), int(digest))
-        elif isinstance(event, e.Keyed) and event.key not in self._asked and getattr(event, "input", None):
+        elif isinstance(event, e.Keyed) and event.key not in self._asked and not event.is_in_section:
+            if not getattr(event, "input", None):
+                return
             arguments = msgspec.json.decode(self.past.input(index) or b"{}")
             self._asked[event.key] = Asked(arguments["node"], arguments["digest"])
 

@@ -190,7 +190,8 @@ class Queue(Several):
 
 @dataclass(frozen=True, slots=True)
 class Foreign(Several):
-    """A hosted section, outside the workflow's loop: the first step by itself, then the others at once."""
+    """A hosted section, outside the workflow's loop: the first kid by itself, then the others at once. They are steps
+    and children that are awaited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,8 +390,10 @@ class Author:
         return Queue(number, self._kids(depth))
 
     def foreign(self, number: int, depth: int) -> Node:
-        steps = tuple(self._keep(self.step(self._number())) for _ in range(self._rng.randint(1, 3)))
-        return Foreign(number, steps)
+        kids = [self._keep(self.step(self._number())) for _ in range(self._rng.randint(1, 3))]
+        if self._chance(0.3):
+            kids.append(self._keep(Child(self._number(), self._leaf(), "await", 0)))
+        return Foreign(number, tuple(kids))
 
     def generator(self, number: int, depth: int) -> Node:
         kids = self._kids(depth)

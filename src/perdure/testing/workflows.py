@@ -143,12 +143,15 @@ STEPS: dict[str, Any] = {"plain": plain, "lazy": lazy, "short": short, "threaded
 
 
 async def foreign_code(node: int, chapter: int) -> int:
-    """What a section hosts: it knows asyncio and steps, and nothing of workflows."""
-    first, *others = [_call_of(kid, chapter) for _, kid in p.kids_of(on_stage().program.nodes[node])]
-    return fold([await first, *await asyncio.gather(*others)])
+    """What a section hosts: it knows asyncio, and makes calls."""
+    first, *others = [kid for _, kid in p.kids_of(on_stage().program.nodes[node])]
+    value = await _call_of(first, chapter)
+    return fold([value, *await asyncio.gather(*(_call_of(kid, chapter) for kid in others))])
 
 
 async def _call_of(kid: p.Node, chapter: int) -> int:
+    if isinstance(kid, p.Child):
+        return await simulated.call(kid.kid.number, 0)
     assert isinstance(kid, p.Step)
     value: int = await STEPS.get(kid.which, plain).call(kid.number, 0, chapter)
     return value
