@@ -266,7 +266,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         return self.live_tasks()
 
     def close_generators(self, context: contextvars.Context) -> bool:
-        """Make a task that closes the generators still open, in the order of their first use. False if there are none."""
+        """Make a task that closes the generators still open, in the order of their first use. False: there are none."""
         left = [g for g in self._asyncgens if getattr(g, "ag_frame", None) is not None]
         self._asyncgens = []
         if left:

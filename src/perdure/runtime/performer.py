@@ -42,9 +42,8 @@ class Flight:
     """A step under way."""
 
     __slots__ = (
-        "airborne", "alarm", "ask", "beat_at", "deadline", "details", "first_at", "is_over", "is_start_recorded", "live",
-        "number",
-        "performer", "started_at", "task",
+        "airborne", "alarm", "ask", "beat_at", "deadline", "details", "first_at", "is_over", "is_start_recorded",
+        "live", "number", "performer", "started_at", "task",
     )  # fmt: skip
 
     def __init__(self, performer: Performer, live: LiveRun, ask: StepAsk, before: Attempts, now: int) -> None:
