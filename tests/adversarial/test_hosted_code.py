@@ -18,7 +18,7 @@ import perdure
 from perdure import Run, RunCancelledError, Runtime, step, workflow
 from perdure.runtime import sections
 from perdure.runtime.attempt import JOURNAL
-from perdure.runtime.sections import Journal
+from perdure.runtime.journal import Journal
 
 DONE: list[str] = []
 GATE = threading.Event()

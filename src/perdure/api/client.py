@@ -33,7 +33,7 @@ from perdure.errors import (
 )
 from perdure.history import events as e
 from perdure.runtime import load, mail
-from perdure.runtime.turn import Standstill
+from perdure.runtime.live import Standstill
 from perdure.specs import WorkflowSpec, recordable, seconds
 from perdure.store.protocol import (
     Done,

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from perdure.errors import StoreError
-from perdure.runtime.turn import Standstill
+from perdure.runtime.live import Standstill
 from perdure.store.protocol import Status, Store
 
 POLL_SECONDS = 0.04

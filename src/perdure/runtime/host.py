@@ -175,7 +175,7 @@ class Host:
         """How many more runs may come into memory. When it is full, hosted code that only waits does not count: it
         cannot leave, and what it waits for may be a run that has to come in."""
         room = self.options.runs_max - len(self.turns.live)
-        return room if room > 0 else room + sum(map(self.turns.is_kept_by_a_wait, self.turns.live.values()))
+        return room if room > 0 else room + sum(map(self.turns.parking.is_kept_by_a_wait, self.turns.live.values()))
 
     def _claim(self) -> None:
         room = min(CLAIMS_AT_ONCE_MAX, self._room())
@@ -258,25 +258,25 @@ class Host:
         if len(self.turns.live) >= self.options.runs_max:
             patience = 0  # what only waits makes room for what is due
         for live in list(self.turns.live.values()):
-            if not self.turns.may_leave(live):
+            if not self.turns.parking.may_leave(live):
                 live.idle_since = None
             elif live.idle_since is None:
                 live.idle_since = now
             elif now - live.idle_since >= patience and (live.alarm_at is None or live.alarm_at - now > patience):
-                self.turns.release(live)
+                self.turns.parking.release(live)
 
     def release_idle(self) -> None:
         """Let every run leave memory that only waits."""
         for live in list(self.turns.live.values()):
-            if self.turns.may_leave(live):
-                self.turns.release(live)
+            if self.turns.parking.may_leave(live):
+                self.turns.parking.release(live)
 
     @property
     def is_still(self) -> bool:
         """Whether nothing happens until time passes or something comes from outside."""
         turns = self.turns
         is_idle = self.writer.is_idle and not self._kick_is_scheduled and not turns.performer.running
-        return is_idle and all(map(turns.is_still, turns.live.values()))
+        return is_idle and all(map(turns.parking.is_still, turns.live.values()))
 
     @property
     def is_quiet(self) -> bool:
@@ -284,7 +284,7 @@ class Host:
         return (
             self.writer.is_idle
             and not self._kick_is_scheduled
-            and all(self.turns.may_leave(live) for live in self.turns.live.values())
+            and all(self.turns.parking.may_leave(live) for live in self.turns.live.values())
         )
 
     async def close(self) -> list[str]:

@@ -13,7 +13,7 @@ from perdure.engine.calls import Ask, Command, Key, WaitingSet
 from perdure.engine.execution import Execution
 from perdure.history import events as e
 from perdure.history.chain import link
-from perdure.store.protocol import Append, Change, Letter, NewRun, Row, RunInfo, Watch
+from perdure.store.protocol import Append, Change, Letter, NewRun, Row, RunInfo, Status, Watch
 
 if TYPE_CHECKING:
     from perdure.clock import Alarm
@@ -35,6 +35,15 @@ class Entry(NamedTuple):
     raw: bytes | None = None
     delivers: bool = False
     at: int | None = None
+
+
+class Standstill(NamedTuple):
+    """How a run came to a stop, for those who wait for it. `raw`: the result, or the exception, canonical."""
+
+    status: Status
+    reason: str = ""
+    hint: str = ""
+    raw: bytes | None = None
 
 
 Delivery = tuple[e.Event, int, "bytes | None"]

@@ -98,21 +98,21 @@ def _take_child(live: LiveRun, mail: Mail) -> None:
 
 def _take_cancel(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
     if letter.force:
-        turns.end_by_force(live)
+        turns.ends.by_force(live)
         return
     live.record(e.CancelRequested(letter.reason), delivers=True)
     if live.is_paused:
-        turns.resume(live, "cancel")
+        turns.parking.resume(live, "cancel")
 
 
 def _take_pause(turns: Turns, live: LiveRun, kind: str, letter: ControlLetter) -> None:
     if kind == "pause" and not live.is_paused:
         live.is_paused = True
         live.record(e.RunPaused(letter.by))
-        live.change = turns.parked_change(live)
+        live.change = turns.parking.change(live)
         live.silence()
     elif kind == "resume" and live.is_paused:
-        turns.resume(live, letter.by)
+        turns.parking.resume(live, letter.by)
 
 
 def _take_unblock(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
@@ -130,12 +130,12 @@ def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) 
     value = (letter.value or "null").encode()
     if letter.choice == "value" and (problem := _misfit(ask, value)):
         blocked = msgspec.structs.replace(blocked, hint=f"the value that was supplied does not fit: {problem}")
-        turns.block(live, blocked)
+        turns.parking.block(live, blocked)
         return
     unblocked = e.RunUnblocked(letter.choice, letter.by, *key, letter.reason)
     live.note_unblocked(unblocked)
     live.record(unblocked)
-    live.change = turns.parked_change(live)
+    live.change = turns.parking.change(live)
     if letter.choice == "retry":
         live.execution.known.attempts.pop(key, None)  # they count anew
         if turns.sections.has_asked(live, key) if ask is None else not live.is_to_perform(ask):
@@ -174,11 +174,11 @@ def _unblock_run(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
     unblocked = e.RunUnblocked(letter.choice, letter.by, why=letter.reason)
     if letter.choice == "fail":
         live.record(unblocked)
-        turns.end_failed(live, dump_exception(StepError(_told(letter)), ()))
+        turns.ends.fail(live, dump_exception(StepError(_told(letter)), ()))
     elif letter.choice == "retry":
         live.note_unblocked(unblocked)
         live.record(unblocked)
-        turns.load_again(live)
+        turns.parking.load_again(live)
     elif live.blocked is not None:
         hint = live.blocked.hint.removeprefix(NO_VALUE)
-        turns.block(live, msgspec.structs.replace(live.blocked, hint=NO_VALUE + hint))
+        turns.parking.block(live, msgspec.structs.replace(live.blocked, hint=NO_VALUE + hint))

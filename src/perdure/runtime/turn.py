@@ -18,20 +18,18 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any
 
 from perdure.clock import Clock
-from perdure.codec import Memo, dump_exception, pack
 from perdure.engine.calls import Cancelled, ChildAsk, Command, SectionAsk, StepAsk
-from perdure.engine.chapters import Completed, Failed, NextChapter, WasCancelled
-from perdure.errors import HistoryCorruptError, PerdureBug, RunConflictError, StoreError
+from perdure.errors import HistoryCorruptError, PerdureBug, StoreError
 from perdure.history import events as e
 from perdure.runtime import load, mail
-from perdure.runtime.live import CHAPTER_TO_BE_PLACED, Delivery, Entry, LiveRun, Written
-from perdure.runtime.performer import Flight, Performer
+from perdure.runtime.children import Children
+from perdure.runtime.ends import Ends
+from perdure.runtime.live import Delivery, Entry, LiveRun, Standstill, Written
+from perdure.runtime.parking import Parking
+from perdure.runtime.performer import Performer
 from perdure.runtime.sections import Sections
 from perdure.runtime.threads import DaemonThreads
 from perdure.runtime.writer import Done as DoneCallback
@@ -51,7 +49,6 @@ from perdure.store.protocol import (
     Status,
     Store,
     Wakes,
-    Watch,
     Write,
 )
 
@@ -64,15 +61,6 @@ TURN_THREADS_MAX = 4
 EVENTS_REPLAYED_INLINE_MAX = 2_000
 
 Catalog = Mapping[tuple[str, int], WorkflowSpec]
-
-
-class Standstill(NamedTuple):
-    """How a run came to a stop, for those who wait for it. `raw`: the result, or the exception, canonical."""
-
-    status: Status
-    reason: str = ""
-    hint: str = ""
-    raw: bytes | None = None
 
 
 class Turns:
@@ -99,10 +87,13 @@ class Turns:
         self.writer = writer
         self.catalog = catalog
         self.compare_all_inputs = compare_all_inputs
-        self.performer = Performer(
-            clock, self.report, self.block_call, steps_max=steps_max, threads_max=threads_max, provided=provided
-        )
         self.sections = Sections(self)
+        self.children = Children(self)
+        self.parking = Parking(self)
+        self.ends = Ends(self)
+        self.performer = Performer(
+            clock, self.report, self.parking.block_call, steps_max=steps_max, threads_max=threads_max, provided=provided
+        )
         self.live: dict[int, LiveRun] = {}
         self.on_standstill: Callable[[int, Standstill], None] = lambda rid, how: None
         self.on_gone: Callable[[LiveRun], None] = lambda _: None
@@ -117,7 +108,7 @@ class Turns:
         self._dirty: dict[int, LiveRun] = {}
         self._ids = itertools.count()
         self._id_prefix = os.urandom(8)
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self.is_stopping = False
         writer.add_source(self._appends)
 
@@ -140,8 +131,8 @@ class Turns:
             self.on_child(started.run_id)
         if claim.lost_owner is not None:
             live.record(e.TakenOver(claim.lost_owner, claim.lost_how or "", live.epoch))
-            self._mark(live)
-        self._listen(live)
+            self.mark(live)
+        self.listen(live)
         live.is_slow = live.length > EVENTS_REPLAYED_INLINE_MAX
         trouble: list[StoreError] = []
 
@@ -153,7 +144,7 @@ class Turns:
             except HistoryCorruptError as error:
                 live.execution.fail("undecodable", str(error))
 
-        self._turn(live, turn, lambda: self._replayed(live, trouble))
+        self.turn(live, turn, lambda: self._replayed(live, trouble))
 
     def _park_unreadable(self, claim: Claim, error: Exception) -> None:
         """A run that cannot be loaded waits for a person, or for other code. Decisions about it are taken in: what they
@@ -187,15 +178,15 @@ class Turns:
             return
         live = load.fresh(info, new, input_raw, self.catalog, log=log.warning)
         self.live[live.rid] = live
-        self._listen(live)
-        self._turn(live, live.execution.begin, lambda: self.advance(live))
+        self.listen(live)
+        self.turn(live, live.execution.begin, lambda: self.advance(live))
 
-    def _listen(self, live: LiveRun) -> None:
+    def listen(self, live: LiveRun) -> None:
         """Hear of code that fails between its turns: a foreign thread called into it."""
 
         def interrupted() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: we have left
-                self._loop.call_soon_threadsafe(self._interrupted, live)
+                self.loop.call_soon_threadsafe(self._interrupted, live)
 
         live.execution.on_interruption = interrupted
 
@@ -222,7 +213,7 @@ class Turns:
             self._deliver_first(live, event, raw, output, input)
             return
         live.entries.append(Entry(event, input, output, raw, delivers))
-        self._mark(live)
+        self.mark(live)
 
     def _may_deliver_first(self, live: LiveRun) -> bool:
         """A lazy result may reach the code before it is durable, unless something recorded earlier is to be delivered
@@ -234,7 +225,7 @@ class Turns:
         live.entries.append(Entry(event, input, output, raw, False, at))
         live.lazy += 1
         live.undelivered.append((event, at, raw))
-        self._loop.call_soon(self._deliver_now, live)
+        self.loop.call_soon(self._deliver_now, live)
 
     def _deliver_now(self, live: LiveRun) -> None:
         if live.is_in_turn:
@@ -253,7 +244,7 @@ class Turns:
                 deliver(event, at, raw)
 
         if outcomes:
-            self._turn(live, turn, then)
+            self.turn(live, turn, then)
         else:
             then()
 
@@ -261,9 +252,9 @@ class Turns:
         """Have lazy results written that nothing else has taken along."""
         for live in self.live.values():
             if live.lazy:
-                self._mark(live)
+                self.mark(live)
 
-    def _mark(self, live: LiveRun) -> None:
+    def mark(self, live: LiveRun) -> None:
         """Have what the run has to write written."""
         if live.under_way is None and not live.is_in_turn:
             self._dirty[live.rid] = live
@@ -287,7 +278,7 @@ class Turns:
             live.change = (live.change or Change())._replace(state=live.state_written)
         if live.has_waiting_set:
             live.has_waiting_set = False
-            change = live.change or self.parked_change(live)
+            change = live.change or self.parking.change(live)
             live.change = change if change.waiting is not None else change._replace(waiting=b"")
         written = live.build(self._id_prefix + next(self._ids).to_bytes(8, "big"), now)
         return written.append, lambda outcome: self._committed(live, written, outcome)
@@ -301,7 +292,7 @@ class Turns:
         if isinstance(outcome, Done):
             self._deliver_all(live, live.committed(outcome.length))
         elif isinstance(outcome, Exists):
-            self._child_exists(live, written, outcome)
+            self.children.exists(live, written, outcome)
         else:
             self._lost(live, outcome)
 
@@ -325,7 +316,7 @@ class Turns:
         self.forget(live)
 
     # ── step ─────────────────────────────────────────────────────────────────────────────────
-    def _turn(self, live: LiveRun, turn: Callable[[], None], then: Callable[[], None]) -> None:
+    def turn(self, live: LiveRun, turn: Callable[[], None], then: Callable[[], None]) -> None:
         """Let the code run: here, or in a turn thread if its turns have shown to be long."""
         if not live.is_slow or self._guard is not None:
             try:
@@ -336,7 +327,7 @@ class Turns:
             then()
             return
         live.is_in_turn = True
-        turning = self._loop.run_in_executor(self._threads, self._drive, live, turn)
+        turning = self.loop.run_in_executor(self._threads, self._drive, live, turn)
         turning.add_done_callback(lambda done: self._turned(live, done, then))
 
     def _turned(self, live: LiveRun, done: asyncio.Future[None], then: Callable[[], None]) -> None:
@@ -384,7 +375,7 @@ class Turns:
             return
         if live.is_leaving:
             if live.has_something_to_write:  # it left while another commit was under way
-                self._mark(live)
+                self.mark(live)
             return
         if execution.failure is None and execution.ending is None:
             self._perform_all(live)
@@ -397,13 +388,13 @@ class Turns:
             ):
                 execution.block_deadlocked()
         if execution.failure is not None:
-            self._park(live, execution.failure.reason, execution.failure.hint)
+            self.parking.park(live, execution.failure.reason, execution.failure.hint)
         elif execution.ending is not None:
-            self._end(live)
+            self.ends.end(live)
         else:
-            self._set_alarm(live)
+            self.set_alarm(live)
             if live.has_more_than_lazy or execution.state is not live.state_written:
-                self._mark(live)
+                self.mark(live)
 
     # ── perform ──────────────────────────────────────────────────────────────────────────────
     def _perform_all(self, live: LiveRun) -> None:
@@ -417,7 +408,7 @@ class Turns:
             self._perform_after_append(live, commands)
         else:
             for command in commands:
-                self._perform(live, command)
+                self.perform(live, command)
 
     def _perform_after_append(self, live: LiveRun, commands: Sequence[Command]) -> None:
         """What came before has to be durable first: lazy results, and the starts of a run that may have killed us."""
@@ -436,17 +427,17 @@ class Turns:
                     live.held.extend(commands)
                     return
                 for command in commands:
-                    self._perform(live, command)
+                    self.perform(live, command)
 
         if live.has_something_to_write:
             live.then.append(perform)
-            self._mark(live)
+            self.mark(live)
         elif live.under_way is not None and live.under_way.has_lazy:
             live.under_way.then.append(perform)
         else:
             perform()
 
-    def _perform(self, live: LiveRun, command: Command) -> None:
+    def perform(self, live: LiveRun, command: Command) -> None:
         if not isinstance(command, Cancelled) and live.execution.open.get(command.key) is not command:
             return
         match command:
@@ -454,107 +445,45 @@ class Turns:
                 if not live.waits_for_person(command.key):
                     self.performer.start(live, command)
             case ChildAsk():
-                self.start_child(live, command)
+                self.children.start(live, command)
             case SectionAsk():
                 self.sections.start(live, command)
             case Cancelled(ask):
-                self._cancel(live, ask)
+                self.cancel(live, ask)
 
-    def start_child(self, live: LiveRun, ask: ChildAsk) -> None:
-        """Start a child run: its first row and our note of it are one transaction."""
-        if ask.is_started or ask.key in live.execution.known.children:
+    def perform_again(self, live: LiveRun, key: tuple[str, int]) -> None:
+        """A person wants a stuck step tried again."""
+        ask = live.execution.open.get(key)
+        if key in live.flights:
             return
-        sibling = next((new for new in live.new_runs if new.run_id == ask.run_id), None)
-        if sibling is not None:
-            self._attach_to_sibling(live, ask, sibling)
-            return
-        now = max(self.clock.now(), live.last_at)
-        is_ours = ask.spec.key in self.catalog and not self.is_stopping
-        new = load.new_run(
-            ask.spec, ask.run_id, ask.input, now=now, parent=live.run_id, owner=self.worker if is_ours else None
-        )
-        live.new_runs.append(new)
-        self._record_child(live, ask, is_attached=False)
-        live.then.append(partial(self._admit_child, new, ask.input))
+        if isinstance(ask, StepAsk) and live.is_parked:
+            live.held.append(ask)
+        elif isinstance(ask, StepAsk):
+            self.perform(live, ask)
+        elif live.has_sections:
+            self.sections.perform_again(live, key)
 
-    def _attach_to_sibling(self, live: LiveRun, ask: ChildAsk, sibling: NewRun) -> None:
-        """Another call of the same turn has just asked for a child of this id."""
-        if (sibling.workflow, sibling.version, sibling.input_digest) == (*ask.spec.key, ask.packed.digest):
-            self._record_child(live, ask, is_attached=True)
-            return
-        ask.is_started = True
-        live.entries.extend(_refused(Entry(_child_started(ask), ask.packed), sibling))
-        self._mark(live)
-
-    def _admit_child(self, new: NewRun, input_raw: bytes) -> None:
-        try:
-            info = self.store.find(new.run_id)
-        except StoreError:
-            self.on_trouble()
-            return
-        if info is not None and info.owner == self.worker and info.rid not in self.live:
-            self._loop.call_soon(self.admit_new, info, new, input_raw)
-
-    def _record_child(self, live: LiveRun, ask: ChildAsk, *, is_attached: bool) -> None:
-        self.on_child(ask.run_id)
-        ask.is_started = True
-        live.watches.append(Watch(ask.run_id, live.rid, mail.child_key(ask)))
-        live.execution.children[ask.key] = ask.run_id
-        live.record(_child_started(ask, is_attached=is_attached), input=ask.packed)
-        self._mark(live)
-
-    def _child_exists(self, live: LiveRun, written: Written, taken: Exists) -> None:
-        """A child's id is in use: attach to it if it is the same work, else that call fails. All else goes again."""
-        live.under_way = None
-        other = taken.run
-        new = next(n for n in written.append.new_runs if n.run_id == other.run_id)
-        same = (other.workflow, other.version, other.input_digest) == (new.workflow, new.version, new.input_digest)
-        settled = {entry.event.key for entry, _ in written.entries if isinstance(entry.event, e.ChildEnded)}
-        entries: list[Entry] = []
-        for entry, _ in written.entries:
-            event = entry.event
-            if isinstance(event, e.ChildStarted) and event.run_id == other.run_id and event.key not in settled:
-                entries.extend(_attached(entry) if same else _refused(entry, other))
-            else:
-                entries.append(entry)
-        live.entries = entries + live.entries
-        live.then = [then for then in written.then if not _is_about(then, new)] + live.then
-        live.change = live.change or written.change
-        live.taken = list(written.append.taken) + live.taken
-        live.new_runs = [n for n in written.append.new_runs if n is not new] + live.new_runs
-        live.watches = [w for w in written.append.watches if same or w.run_id != other.run_id] + live.watches
-        live.letters = list(written.append.letters) + live.letters
-        self._mark(live)
-
-    def _cancel(self, live: LiveRun, ask: Any) -> None:
+    def cancel(self, live: LiveRun, ask: Any) -> None:
         if isinstance(ask, StepAsk):
             self.performer.cancel(live, ask.key)
         elif isinstance(ask, SectionAsk):
-            self._tell_children(live, self.sections.children_left(live, ask.key))
+            self.children.tell(live, self.sections.children_left(live, ask.key))
             self.sections.cancel(live, ask.key)
         else:
-            self._tell_children(live, [ask.run_id])
+            self.children.tell(live, [ask.run_id])
         task, n = ask.key
         live.record(e.CallCancelled(task, n, ask.name, ask.use))
         if live.blocked_calls.pop(ask.key, None) is not None:
             live.record(e.RunUnblocked("cancelled", "", task, n))
-            live.change = self.parked_change(live)
-        self._mark(live)
-
-    def _tell_children(self, live: LiveRun, run_ids: Iterable[str]) -> None:
-        """Cancel these child runs, in the same commit."""
-        for run_id in run_ids:
-            live.letters.append(
-                mail.letter(run_id, "cancel", body=b'{"reason":"the parent cancelled it"}', now=self.clock.now())
-            )
-            live.then.append(self.on_letters)
+            live.change = self.parking.change(live)
+        self.mark(live)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────
-    def _deadline(self, live: LiveRun) -> int | None:
+    def deadline(self, live: LiveRun) -> int | None:
         deadlines = [d for d in (live.execution.deadline(), self.sections.deadline(live)) if d is not None]
         return min(deadlines, default=None)
 
-    def _set_alarm(self, live: LiveRun) -> None:
+    def set_alarm(self, live: LiveRun) -> None:
         deadline = live.execution.deadline()
         if deadline == live.alarm_at:
             return
@@ -571,11 +500,11 @@ class Turns:
         if live.is_gone or live.is_leaving or deadline is None:
             return
         if deadline > self.clock.now():
-            self._set_alarm(live)
+            self.set_alarm(live)
         else:
             live.entries.append(Entry(e.TimePassed(), delivers=True, at=None))
             live.last_at = max(live.last_at, deadline)
-            self._mark(live)
+            self.mark(live)
 
     # ── mail ─────────────────────────────────────────────────────────────────────────────────
     def take_mail(self, letters: Sequence[Mail]) -> None:
@@ -598,228 +527,9 @@ class Turns:
         if not (live.is_leaving or live.is_in_turn or live.has_taken(letter.mail_id)):
             live.taken.append(letter.mail_id)
             mail.take(self, live, letter)
-            self._mark(live)
+            self.mark(live)
 
-    # ── parking and ending ───────────────────────────────────────────────────────────────────
-    def block_call(self, live: LiveRun, reason: str, hint: str, flight: Flight) -> None:
-        """One call is stuck until a person decides; what else is under way goes on."""
-        ask = flight.ask
-        live.flights.pop(ask.key, None)
-        if not flight.is_start_recorded:
-            flight.is_start_recorded = ask.is_recorded = True
-            live.entries.append(flight.start_entry())
-        self.block(live, e.RunBlocked(reason, hint, *ask.key, ask.name, ask.use))
-
-    def block(self, live: LiveRun, event: e.RunBlocked) -> None:
-        """Note that the run, or one call of it, waits for a person."""
-        live.note_blocked(event)
-        live.record(event)
-        live.change = self.parked_change(live)
-        log.warning("run %s is blocked (%s): %s", live.run_id, event.reason, event.hint)
-        how = Standstill(Status.BLOCKED, event.reason, event.hint)
-        live.then.append(lambda: self.on_standstill(live.rid, how))
-        self._mark(live)
-
-    def parked_change(self, live: LiveRun) -> Change:
-        """The index row of a run as it stands: running, paused or blocked."""
-        blocked = live.blocked or next(iter(live.blocked_calls.values()), None)
-        if blocked is not None:
-            return Change(status=Status.BLOCKED, reason=blocked.reason, hint=blocked.hint)
-        if live.is_paused:
-            return Change(status=Status.WAITING, reason="paused", hint="")
-        return Change(status=Status.RUNNING, reason="", hint="")
-
-    def _park(self, live: LiveRun, reason: str, hint: str) -> None:
-        """The code cannot go on: wait for what is under way, note it, let go of the run."""
-        live.silence()
-        said = live.blocked
-        if said is None or said.reason != reason or said.hint.removeprefix(mail.NO_VALUE) != hint:
-            self.block(live, e.RunBlocked(reason, hint))
-        if not live.flights and not self.sections.is_busy(live):
-            live.change = self.parked_change(live)._replace(release=True, wakes=Wakes.CONTROL)
-            self._leave(live)
-
-    def release(self, live: LiveRun) -> None:
-        """Let a run that only waits leave memory."""
-        change = self.parked_change(live)
-        if change.status is Status.RUNNING:
-            change = change._replace(status=Status.WAITING, reason=self._waits_for(live))
-        live.change = change._replace(
-            waiting=live.waiting_bytes(), release=True,
-            due_at=None if live.is_parked else self._deadline(live),
-            wakes=Wakes.CONTROL if live.is_parked else Wakes.MAIL,
-        )  # fmt: skip
-        live.has_waiting_set = False
-        self._leave(live)
-
-    def _waits_for(self, live: LiveRun) -> str:
-        kinds = {ask.kind for ask in live.execution.open.values()} | self.sections.waits_for(live)
-        if live.execution.holding:
-            kinds.add("child")
-        for kind, reason in (("receive", "message"), ("child", "child")):
-            if kind in kinds:
-                return reason
-        return "timer"
-
-    def is_still(self, live: LiveRun) -> bool:
-        """Whether nothing happens in this run until time passes or something comes from outside. What is left of its
-        steps waits for the next attempt."""
-        moves = live.is_in_turn or live.under_way or live.has_something_to_write or live.is_leaving or live.then
-        return not moves and not live.undelivered and self.sections.only_waits(live)
-
-    def is_kept_by_a_wait(self, live: LiveRun) -> bool:
-        """Whether the run is in memory only because its hosted code is, and that waits."""
-        return live.has_sections and not live.flights and self.is_still(live)
-
-    def may_leave(self, live: LiveRun) -> bool:
-        """Whether nothing is under way that would be lost with the memory."""
-        quiet = not (
-            live.is_in_turn
-            or live.flights
-            or live.under_way
-            or live.has_something_to_write
-            or live.is_leaving
-            or live.then
-        )
-        return quiet and not self.sections.is_busy(live) and (live.is_parked or not live.held)
-
-    def resume(self, live: LiveRun, by: str) -> None:
-        """Go on with a paused run."""
-        live.is_paused = False
-        live.record(e.RunResumed(by))
-        live.change = self.parked_change(live)
-        held, live.held = live.held, []
-        live.execution.commands = held + live.execution.commands
-        live.then.append(lambda: self.sections.go_on(live))
-        live.then.append(self.on_letters)
-
-    def perform_again(self, live: LiveRun, key: tuple[str, int]) -> None:
-        """A person wants a stuck step tried again."""
-        ask = live.execution.open.get(key)
-        if key in live.flights:
-            return
-        if isinstance(ask, StepAsk) and live.is_parked:
-            live.held.append(ask)
-        elif isinstance(ask, StepAsk):
-            self._perform(live, ask)
-        elif live.has_sections:
-            self.sections.perform_again(live, key)
-
-    def load_again(self, live: LiveRun) -> None:
-        """Let go of a run so that it is loaded afresh, with the code as it is now."""
-        live.change = Change(status=Status.QUEUED, reason="", hint="", release=True, due_at=self.clock.now())
-        self._leave(live)
-
-    def _leave(self, live: LiveRun) -> None:
-        live.is_leaving = True
-        live.silence()
-        live.then.append(lambda: self._left(live))
-        self._mark(live)
-
-    def _left(self, live: LiveRun) -> None:
-        self.forget(live)
-        self.on_letters()  # it may be due again soon, or at once
-
-    def _end(self, live: LiveRun) -> None:
-        ending = live.execution.ending
-        live.silence()
-        self.performer.drop(live)
-        self._tell_cancelled(live)
-        for ask in list(live.execution.open.values()):
-            if isinstance(ask, ChildAsk):
-                self.start_child(live, ask)
-        if isinstance(ending, NextChapter):
-            self._next_chapter(live, ending)
-            return
-        self._finish(live, *_final(ending))
-
-    def _tell_cancelled(self, live: LiveRun) -> None:
-        """Of all that was still to be done in a run that ends, only what it cancelled is."""
-        for command in [*live.held, *itertools.chain(*live.unperformed), *live.execution.commands]:
-            if isinstance(command, Cancelled):
-                self._cancel(live, command.ask)
-        live.held, live.unperformed, live.execution.commands = [], [], []
-
-    def end_failed(self, live: LiveRun, raw: bytes) -> None:
-        """End a run as failed, by a person's decision."""
-        self._tell_cancelled(live)
-        self._tell_children(live, self._children_left(live))
-        self._finish(live, Status.FAILED, e.RunFailed, raw)
-
-    def end_by_force(self, live: LiveRun) -> None:
-        """End a run as cancelled without running any of its code."""
-        self._tell_cancelled(live)
-        self._tell_children(live, self._children_left(live))
-        self._finish(live, Status.CANCELLED, lambda _: e.RunCancelled(forced=True), mail.CANCELLED)
-
-    def _children_left(self, live: LiveRun) -> list[str]:
-        """Ids of child runs that are not to outlive this one, where its code cannot cancel them any more."""
-        execution = live.execution
-        asks = [ask for ask in execution.open.values() if isinstance(ask, ChildAsk) and ask.is_started]
-        sections = [ask.key for ask in execution.open.values() if isinstance(ask, SectionAsk)]
-        unclaimed = [c for key, c in execution.known.children.items() if key not in execution.children]
-        return [
-            *(ask.run_id for ask in asks if ask.on_cancel == "wait"),
-            *(run_id for key in sections for run_id in self.sections.children_left(live, key)),
-            *(child.run_id for child in unclaimed if child.on_cancel == "wait" and not child.is_in_section),
-        ]
-
-    def _finish(self, live: LiveRun, status: Status, event: Callable[[bytes], e.Event], raw: bytes) -> None:
-        self.performer.drop(live)
-        self.sections.drop(live)
-        output = pack(raw, live.execution.memo)
-        live.record(event(output.digest), output=None if status is Status.CANCELLED else output)
-        live.change = Change(
-            status=status, reason="", hint="", waiting=b"", release=True, ending=mail.ending(status, raw)
-        )
-        live.is_leaving = True
-        live.then.append(lambda: self._ended(live, Standstill(status, raw=raw)))
-        self._mark(live)
-
-    def _ended(self, live: LiveRun, how: Standstill) -> None:
-        self.forget(live)
-        self.on_standstill(live.rid, how)
-        self.on_letters()
-
-    def _next_chapter(self, live: LiveRun, ending: NextChapter) -> None:
-        if live.under_way is not None or any(entry.delivers for entry in live.entries):
-            self._mark(live)  # a message that came meanwhile belongs to what is carried over
-            return
-        execution = live.execution
-        cancel = execution.cancel_carried
-        chapter = execution.beginning.chapter + 1
-        left_over = execution.carried()
-        packed, carried = pack(ending.input, execution.memo), pack(left_over, execution.memo)
-        seed = load.next_seed(execution.beginning.seed, chapter)
-        event = e.ChapterStarted(chapter, seed, load.manifest(execution.spec), packed.digest, carried.digest)
-        live.record(event, input=packed, output=carried)
-        if cancel is not None:
-            live.record(cancel)
-        if live.is_paused:  # a chapter is loaded without those before it
-            live.record(e.RunPaused())
-        live.change = self.parked_change(live)._replace(chapter_seq=CHAPTER_TO_BE_PLACED)
-        live.then.append(lambda: self._begin_chapter(live, event, ending.input, left_over, cancel))
-        live.is_leaving = True
-        self._mark(live)
-
-    def _begin_chapter(
-        self, live: LiveRun, event: e.ChapterStarted, input_raw: bytes, carried: bytes, cancel: e.CancelRequested | None
-    ) -> None:
-        live.execution.close()
-        execution = live.execution = load.next_execution(live, event, input_raw, carried, log=log.warning)
-        live.is_leaving = False
-        live.undelivered, live.supplied = [], set()
-        live.state_written = execution.state
-        self._listen(live)
-
-        def turn() -> None:
-            execution.begin()
-            if cancel is not None:
-                execution.deliver(cancel, live.last_at)
-
-        self._turn(live, turn, lambda: self.advance(live))
-        self.on_letters()
-
+    # ── leaving ──────────────────────────────────────────────────────────────────────────────
     def close(self) -> None:
         """No further turn. A turn thread that does not come back is left alone."""
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -838,7 +548,7 @@ class Turns:
         if live.is_in_turn:
             pass  # its turn thread closes it
         elif live.execution.ending is None:
-            self._loop.call_soon(live.execution.close)
+            self.loop.call_soon(live.execution.close)
         else:
             live.execution.close()
         self.on_gone(live)
@@ -852,44 +562,3 @@ def _start_of(ask: StepAsk) -> Entry:
     kept = ask.spec.record_input
     started = e.StepStarted(*ask.key, ask.name, ask.use, ask.packed.digest if ask.packed else None, ask.view, kept)
     return Entry(started, ask.packed if kept else None)
-
-
-def _attached(entry: Entry) -> list[Entry]:
-    return [entry._replace(event=msgspec.structs.replace(entry.event, attached=True))]
-
-
-def _is_about(follow_up: Callable[[], None], new: NewRun) -> bool:
-    """Whether it takes up a child that was not created after all: its id belongs to another run."""
-    return isinstance(follow_up, partial) and any(argument is new for argument in follow_up.args)
-
-
-def _child_started(ask: ChildAsk, *, is_attached: bool = False) -> e.ChildStarted:
-    return e.ChildStarted(
-        *ask.key, ask.name, ask.use, ask.run_id, ask.spec.version, ask.packed.digest, ask.on_cancel, is_attached
-    )
-
-
-def _refused(entry: Entry, other: RunInfo | NewRun) -> list[Entry]:
-    started = entry.event
-    if not isinstance(started, e.ChildStarted):
-        return [entry]
-    error = RunConflictError(
-        f"run id {other.run_id!r} belongs to {other.workflow} version {other.version} with another input: "
-        "give the child another id"
-    )
-    raw = dump_exception(error, ())
-    output = pack(raw, Memo())
-    ended = e.ChildEnded(*started.key, started.name, started.use, started.run_id, "failed", output.digest)
-    return [entry, Entry(ended, None, output, raw, True)]
-
-
-def _final(ending: Any) -> tuple[Status, Callable[[bytes], e.Event], bytes]:
-    match ending:
-        case Completed(output):
-            return Status.COMPLETED, e.RunCompleted, output
-        case Failed(output):
-            return Status.FAILED, e.RunFailed, output
-        case WasCancelled():
-            return Status.CANCELLED, lambda _: e.RunCancelled(), mail.CANCELLED
-        case _:
-            raise PerdureBug(f"no such ending: {ending!r}")

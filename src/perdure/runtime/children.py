@@ -1,0 +1,142 @@
+"""Child runs of a run in memory: started, attached to, told that they are cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from perdure.codec import Memo, dump_exception, pack
+from perdure.engine.calls import ChildAsk, SectionAsk
+from perdure.errors import RunConflictError, StoreError
+from perdure.history import events as e
+from perdure.runtime import load, mail
+from perdure.runtime.live import Entry, LiveRun, Written
+from perdure.store.protocol import Exists, NewRun, RunInfo, Watch
+
+if TYPE_CHECKING:
+    from perdure.runtime.turn import Turns
+
+
+class Children:
+    """Starts the children of the runs in memory, and follows what is recorded of them."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def start(self, live: LiveRun, ask: ChildAsk) -> None:
+        """Start a child run: its first row and our note of it are one transaction."""
+        if ask.is_started or ask.key in live.execution.known.children:
+            return
+        sibling = next((new for new in live.new_runs if new.run_id == ask.run_id), None)
+        if sibling is not None:
+            self._attach_to_sibling(live, ask, sibling)
+            return
+        now = max(self._turns.clock.now(), live.last_at)
+        is_ours = ask.spec.key in self._turns.catalog and not self._turns.is_stopping
+        new = load.new_run(
+            ask.spec, ask.run_id, ask.input, now=now, parent=live.run_id, owner=self._turns.worker if is_ours else None
+        )
+        live.new_runs.append(new)
+        self._record(live, ask, is_attached=False)
+        live.then.append(partial(self._admit, new, ask.input))
+
+    def _attach_to_sibling(self, live: LiveRun, ask: ChildAsk, sibling: NewRun) -> None:
+        """Another call of the same turn has just asked for a child of this id."""
+        if (sibling.workflow, sibling.version, sibling.input_digest) == (*ask.spec.key, ask.packed.digest):
+            self._record(live, ask, is_attached=True)
+            return
+        ask.is_started = True
+        live.entries.extend(_refused(Entry(_child_started(ask), ask.packed), sibling))
+        self._turns.mark(live)
+
+    def _admit(self, new: NewRun, input_raw: bytes) -> None:
+        try:
+            info = self._turns.store.find(new.run_id)
+        except StoreError:
+            self._turns.on_trouble()
+            return
+        if info is not None and info.owner == self._turns.worker and info.rid not in self._turns.live:
+            self._turns.loop.call_soon(self._turns.admit_new, info, new, input_raw)
+
+    def _record(self, live: LiveRun, ask: ChildAsk, *, is_attached: bool) -> None:
+        self._turns.on_child(ask.run_id)
+        ask.is_started = True
+        live.watches.append(Watch(ask.run_id, live.rid, mail.child_key(ask)))
+        live.execution.children[ask.key] = ask.run_id
+        live.record(_child_started(ask, is_attached=is_attached), input=ask.packed)
+        self._turns.mark(live)
+
+    def exists(self, live: LiveRun, written: Written, taken: Exists) -> None:
+        """A child's id is in use: attach to it if it is the same work, else that call fails. All else goes again."""
+        live.under_way = None
+        other = taken.run
+        new = next(n for n in written.append.new_runs if n.run_id == other.run_id)
+        same = (other.workflow, other.version, other.input_digest) == (new.workflow, new.version, new.input_digest)
+        settled = {entry.event.key for entry, _ in written.entries if isinstance(entry.event, e.ChildEnded)}
+        entries: list[Entry] = []
+        for entry, _ in written.entries:
+            event = entry.event
+            if isinstance(event, e.ChildStarted) and event.run_id == other.run_id and event.key not in settled:
+                entries.extend(_attached(entry) if same else _refused(entry, other))
+            else:
+                entries.append(entry)
+        live.entries = entries + live.entries
+        live.then = [then for then in written.then if not _is_about(then, new)] + live.then
+        live.change = live.change or written.change
+        live.taken = list(written.append.taken) + live.taken
+        live.new_runs = [n for n in written.append.new_runs if n is not new] + live.new_runs
+        live.watches = [w for w in written.append.watches if same or w.run_id != other.run_id] + live.watches
+        live.letters = list(written.append.letters) + live.letters
+        self._turns.mark(live)
+
+    def tell(self, live: LiveRun, run_ids: Iterable[str]) -> None:
+        """Cancel these child runs, in the same commit."""
+        for run_id in run_ids:
+            live.letters.append(
+                mail.letter(run_id, "cancel", body=b'{"reason":"the parent cancelled it"}', now=self._turns.clock.now())
+            )
+            live.then.append(self._turns.on_letters)
+
+    def left(self, live: LiveRun) -> list[str]:
+        """Ids of child runs that are not to outlive this one, where its code cannot cancel them any more."""
+        execution = live.execution
+        asks = [ask for ask in execution.open.values() if isinstance(ask, ChildAsk) and ask.is_started]
+        sections = [ask.key for ask in execution.open.values() if isinstance(ask, SectionAsk)]
+        unclaimed = [c for key, c in execution.known.children.items() if key not in execution.children]
+        return [
+            *(ask.run_id for ask in asks if ask.on_cancel == "wait"),
+            *(run_id for key in sections for run_id in self._turns.sections.children_left(live, key)),
+            *(child.run_id for child in unclaimed if child.on_cancel == "wait" and not child.is_in_section),
+        ]
+
+
+def _attached(entry: Entry) -> list[Entry]:
+    return [entry._replace(event=msgspec.structs.replace(entry.event, attached=True))]
+
+
+def _is_about(follow_up: Callable[[], None], new: NewRun) -> bool:
+    """Whether it takes up a child that was not created after all: its id belongs to another run."""
+    return isinstance(follow_up, partial) and any(argument is new for argument in follow_up.args)
+
+
+def _child_started(ask: ChildAsk, *, is_attached: bool = False) -> e.ChildStarted:
+    return e.ChildStarted(
+        *ask.key, ask.name, ask.use, ask.run_id, ask.spec.version, ask.packed.digest, ask.on_cancel, is_attached
+    )
+
+
+def _refused(entry: Entry, other: RunInfo | NewRun) -> list[Entry]:
+    started = entry.event
+    if not isinstance(started, e.ChildStarted):
+        return [entry]
+    error = RunConflictError(
+        f"run id {other.run_id!r} belongs to {other.workflow} version {other.version} with another input: "
+        "give the child another id"
+    )
+    raw = dump_exception(error, ())
+    output = pack(raw, Memo())
+    ended = e.ChildEnded(*started.key, started.name, started.use, started.run_id, "failed", output.digest)
+    return [entry, Entry(ended, None, output, raw, True)]

@@ -1,0 +1,129 @@
+"""How a run ends, and how its next chapter begins."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from perdure.codec import pack
+from perdure.engine.calls import Cancelled, ChildAsk
+from perdure.engine.chapters import Completed, Failed, NextChapter, WasCancelled
+from perdure.errors import PerdureBug
+from perdure.history import events as e
+from perdure.runtime import load, mail
+from perdure.runtime.live import CHAPTER_TO_BE_PLACED, LiveRun, Standstill
+from perdure.store.protocol import Change, Status
+
+if TYPE_CHECKING:
+    from perdure.runtime.turn import Turns
+
+log = logging.getLogger("perdure")
+
+
+class Ends:
+    """Ends runs, by their code or without it."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def end(self, live: LiveRun) -> None:
+        ending = live.execution.ending
+        live.silence()
+        self._turns.performer.drop(live)
+        self._tell_cancelled(live)
+        for ask in list(live.execution.open.values()):
+            if isinstance(ask, ChildAsk):
+                self._turns.children.start(live, ask)
+        if isinstance(ending, NextChapter):
+            self._next_chapter(live, ending)
+            return
+        self._finish(live, *_final(ending))
+
+    def _tell_cancelled(self, live: LiveRun) -> None:
+        """Of all that was still to be done in a run that ends, only what it cancelled is."""
+        for command in [*live.held, *itertools.chain(*live.unperformed), *live.execution.commands]:
+            if isinstance(command, Cancelled):
+                self._turns.cancel(live, command.ask)
+        live.held, live.unperformed, live.execution.commands = [], [], []
+
+    def fail(self, live: LiveRun, raw: bytes) -> None:
+        """End a run as failed, by a person's decision."""
+        self._tell_cancelled(live)
+        self._turns.children.tell(live, self._turns.children.left(live))
+        self._finish(live, Status.FAILED, e.RunFailed, raw)
+
+    def by_force(self, live: LiveRun) -> None:
+        """End a run as cancelled without running any of its code."""
+        self._tell_cancelled(live)
+        self._turns.children.tell(live, self._turns.children.left(live))
+        self._finish(live, Status.CANCELLED, lambda _: e.RunCancelled(forced=True), mail.CANCELLED)
+
+    def _finish(self, live: LiveRun, status: Status, event: Callable[[bytes], e.Event], raw: bytes) -> None:
+        self._turns.performer.drop(live)
+        self._turns.sections.drop(live)
+        output = pack(raw, live.execution.memo)
+        live.record(event(output.digest), output=None if status is Status.CANCELLED else output)
+        live.change = Change(
+            status=status, reason="", hint="", waiting=b"", release=True, ending=mail.ending(status, raw)
+        )
+        live.is_leaving = True
+        live.then.append(lambda: self._ended(live, Standstill(status, raw=raw)))
+        self._turns.mark(live)
+
+    def _ended(self, live: LiveRun, how: Standstill) -> None:
+        self._turns.forget(live)
+        self._turns.on_standstill(live.rid, how)
+        self._turns.on_letters()
+
+    def _next_chapter(self, live: LiveRun, ending: NextChapter) -> None:
+        if live.under_way is not None or any(entry.delivers for entry in live.entries):
+            self._turns.mark(live)  # a message that came meanwhile belongs to what is carried over
+            return
+        execution = live.execution
+        cancel = execution.cancel_carried
+        chapter = execution.beginning.chapter + 1
+        left_over = execution.carried()
+        packed, carried = pack(ending.input, execution.memo), pack(left_over, execution.memo)
+        seed = load.next_seed(execution.beginning.seed, chapter)
+        event = e.ChapterStarted(chapter, seed, load.manifest(execution.spec), packed.digest, carried.digest)
+        live.record(event, input=packed, output=carried)
+        if cancel is not None:
+            live.record(cancel)
+        if live.is_paused:  # a chapter is loaded without those before it
+            live.record(e.RunPaused())
+        live.change = self._turns.parking.change(live)._replace(chapter_seq=CHAPTER_TO_BE_PLACED)
+        live.then.append(lambda: self._begin_chapter(live, event, ending.input, left_over, cancel))
+        live.is_leaving = True
+        self._turns.mark(live)
+
+    def _begin_chapter(
+        self, live: LiveRun, event: e.ChapterStarted, input_raw: bytes, carried: bytes, cancel: e.CancelRequested | None
+    ) -> None:
+        live.execution.close()
+        execution = live.execution = load.next_execution(live, event, input_raw, carried, log=log.warning)
+        live.is_leaving = False
+        live.undelivered, live.supplied = [], set()
+        live.state_written = execution.state
+        self._turns.listen(live)
+
+        def turn() -> None:
+            execution.begin()
+            if cancel is not None:
+                execution.deliver(cancel, live.last_at)
+
+        self._turns.turn(live, turn, lambda: self._turns.advance(live))
+        self._turns.on_letters()
+
+
+def _final(ending: Any) -> tuple[Status, Callable[[bytes], e.Event], bytes]:
+    match ending:
+        case Completed(output):
+            return Status.COMPLETED, e.RunCompleted, output
+        case Failed(output):
+            return Status.FAILED, e.RunFailed, output
+        case WasCancelled():
+            return Status.CANCELLED, lambda _: e.RunCancelled(), mail.CANCELLED
+        case _:
+            raise PerdureBug(f"no such ending: {ending!r}")

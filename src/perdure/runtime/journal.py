@@ -1,0 +1,556 @@
+"""Answers what hosted code asks for, from the record or by performing it.
+
+A request is known by its lane, its name and the digest of its arguments, the n-th of that kind; lanes are names that an
+adapter gives, and a record of another lane serves where a lane has none of its own (thread pools hand out work as they
+like). A request that is new while recorded ones are unused is held as long as some participant (a thread or task that
+uses the journal) is not itself waiting; the record it lacks may still be asked for by that one. Only when all wait and
+something is unused have code and history parted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from perdure.clock import MICROSECONDS
+from perdure.codec import ValueCodec, arguments_codec_for, codec_for, dump_exception, load_exception, pack
+from perdure.engine.calls import CallFuture, ChildAsk, Key, SectionAsk, StepAsk
+from perdure.errors import EncodeError, UsageError
+from perdure.history import events as e
+from perdure.http.classify import classify
+from perdure.runtime.attempt import ATTEMPT, LANE, Attempt
+from perdure.runtime.live import LiveRun
+from perdure.runtime.retrying import Again, next_attempt
+from perdure.specs import Retry, StepSpec, WorkflowSpec
+
+if TYPE_CHECKING:
+    from perdure.runtime.sections import Sections
+
+log = logging.getLogger("perdure")
+
+HELD_LOOK_SECONDS = 0.25
+HELD_TASKS_SECONDS = 5.0
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WAITING_MODULES = (
+    "/threading.py",
+    "/queue.py",
+    "/concurrent/futures/_base.py",
+    "/concurrent/futures/thread.py",
+    "/selectors.py",
+)
+
+
+class Unwound(BaseException):
+    """Ends hosted code: its section is suspended, cancelled, or lost. Not an Exception: it must not be swallowed."""
+
+
+class Record(NamedTuple):
+    """One recorded call of foreign code. `outcome` is None while only its start, or failed attempts, are known."""
+
+    key: Key
+    lane: str
+    name: str
+    digest: bytes | None
+    outcome: e.Keyed | None
+    at: int
+    raw: bytes | None
+    deadline: int = 0
+
+
+class Request:
+    """What foreign code asks for. `future` is answered on the host loop and waited for wherever the code runs.
+
+    `is_reported`: an outcome is on its way into the history, so no other may follow. `is_held_back`: the run is paused
+    or blocked; it is performed when that is over."""
+
+    def __init__(self, lane: str, name: str, arguments: bytes | None, perform: Callable[[Request], None]) -> None:
+        self.lane, self.name, self.arguments, self.perform = lane, name, arguments, perform
+        self.digest: bytes | None = None
+        self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.key: Key = ("", 0)
+        self.record: Record | None = None
+        self.load: Callable[[e.Keyed, bytes | None], Any] = lambda event, raw: None
+        self.who: object = None
+        self.is_wait = False
+        self.is_reported = False
+        self.is_held_back = False
+        self.deadline: int | None = None
+        self.asked_at = 0.0
+        self.packed: Any = None
+
+
+class Journal:
+    """Answers one section's calls, from the record or by performing them."""
+
+    def __init__(
+        self,
+        sections: Sections,
+        live: LiveRun,
+        ask: SectionAsk,
+        history: Iterable[tuple[e.Keyed, int, bytes | None]] | None = None,
+    ) -> None:
+        self._sections = sections
+        self._turns = sections.turns
+        self.live = live
+        self.ask = ask
+        self.section = f"{ask.key[0]}:{ask.key[1]}"
+        self._loop = asyncio.get_running_loop()
+        self.is_closed = False
+        self.is_suspended = False
+        self.next_look: asyncio.TimerHandle | None = None
+        self.history: list[tuple[e.Keyed, int, bytes | None]] = list(history or ())
+        if history is None:
+            for event, at, raw in live.execution.known.journals.get(self.section, ()):
+                self._remember(event, at, raw)
+        self._begin()
+
+    # ── the record ───────────────────────────────────────────────────────────────────────────
+    def _begin(self) -> None:
+        """Nothing is asked for yet, everything recorded is unused."""
+        self.unused = _records_of(self.history)
+        self.by_key: dict[Key, Record] = {}
+        self.counters: dict[str, int] = {}
+        for event, _, _ in self.history:
+            self.counters[event.task] = max(self.counters.get(event.task, 0), event.n + 1)
+        self.requests: dict[Key, Request] = {}
+        self.held: list[Request] = []
+        self.participants: dict[object, int] = {}
+        self.lane_now: dict[str, int] = {}
+        self.lane_randoms: dict[str, int] = {}
+        self.began_at = self.live.execution.now_us
+        self.last_activity = self._loop.time()
+
+    def _remember(self, event: e.Keyed, at: int, raw: bytes | None) -> None:
+        message = self.live.execution.handed.get(event.key) if isinstance(event, e.SectionReceived) else None
+        self.history.append((event, at, raw if message is None else message))
+
+    def _match(self, request: Request) -> Record | None:
+        """The oldest unused record of this request: of its own lane, else of any."""
+        of_any = None
+        for record in self.unused:
+            if record.name == request.name and (record.digest == request.digest):
+                if record.lane == request.lane:
+                    return record
+                of_any = of_any or record
+        return of_any
+
+    # ── requests, on the host loop ───────────────────────────────────────────────────────────
+    def arrive(self, request: Request) -> None:
+        """Take a request in: answer it from the record, hold it, or perform it."""
+        if self.is_closed or self.is_suspended:
+            request.future.set_exception(Unwound("this section is over, or waits: no call is made any more"))
+            return
+        self.last_activity = request.asked_at = self._loop.time()
+        if request.arguments is not None:  # here and not where it was asked: the memo belongs to this thread
+            request.packed = pack(request.arguments, self.live.execution.memo)
+            request.digest = request.packed.digest
+        self.participants[request.who] = self.participants.get(request.who, 0) + 1
+        record = self._match(request)
+        if record is None and self.unused:
+            self.held.append(request)
+            self._loop.call_later(HELD_LOOK_SECONDS, self._look_at_held)
+        else:
+            self._serve(request, record)
+        if not self.unused:
+            self._release_held()
+
+    def _release_held(self) -> None:
+        held, self.held = self.held, []
+        for request in held:
+            self._serve(request, None)
+
+    def _serve(self, request: Request, record: Record | None) -> None:
+        if record is not None:
+            self.unused.remove(record)
+            request.key, request.record, request.deadline = record.key, record, record.deadline or None
+            if record.outcome is not None:
+                self._answer(request, record.outcome, record.at, record.raw)
+                return
+        else:
+            task = f"{self.section}/{request.lane}"
+            n = self.counters.get(task, 0)
+            self.counters[task] = n + 1
+            request.key = (task, n)
+        self.requests[request.key] = request
+        self.perform(request)
+
+    def perform(self, request: Request) -> None:
+        """Do what is asked for; in a run that is paused or blocked nothing new begins."""
+        request.is_held_back = request.is_wait = self.live.is_parked
+        if not request.is_held_back:
+            request.perform(request)
+
+    def go_on(self) -> None:
+        """The run is not paused any more."""
+        for request in list(self.requests.values()):
+            if request.is_held_back:
+                self.perform(request)
+
+    def _answer(self, request: Request, event: e.Keyed, at: int, raw: bytes | None) -> None:
+        self.requests.pop(request.key, None)
+        self._no_longer_waits(request)
+        self.lane_now[request.lane] = at
+        with contextlib.suppress(concurrent.futures.InvalidStateError):  # whoever asked has given up waiting
+            try:
+                value = request.load(event, raw)
+            except BaseException as error:
+                request.future.set_exception(error)
+            else:
+                request.future.set_result(value)
+
+    def _no_longer_waits(self, request: Request) -> None:
+        self.last_activity = self._loop.time()
+        left = self.participants.get(request.who, 1) - 1
+        self.participants[request.who] = left
+
+    def _look_at_held(self) -> None:
+        """Divergence is only certain when everybody waits and something recorded is unused."""
+        if not self.held or self.is_closed:
+            return
+        if all(self._is_waiting(who) for who in self.participants):
+            wanted, nearest = self.held[0], self.unused[0]
+            self.live.execution.diverge(
+                f"section {self.ask.label}: the history has {nearest.name!r} (lane {nearest.lane}), unused so far",
+                f"the code asks for {wanted.name!r} (lane {wanted.lane}) with other arguments or in another place",
+            )
+            self.close()
+            self._turns.advance(self.live)
+        else:
+            self._loop.call_later(HELD_LOOK_SECONDS, self._look_at_held)
+
+    def _is_waiting(self, who: object) -> bool:
+        if self.participants.get(who, 0) > 0:
+            return True
+        if isinstance(who, int):
+            frame = sys._current_frames().get(who)  # pyright: ignore[reportPrivateUsage]
+            return frame is None or frame.f_code.co_filename.endswith(_WAITING_MODULES)
+        return self._loop.time() - self.last_activity > HELD_TASKS_SECONDS
+
+    @property
+    def only_waits(self) -> bool:
+        """Whether everybody in here waits for time, messages or children."""
+        waits = bool(self.requests) and not self.held and all(r.is_wait for r in self.requests.values())
+        return waits and all(map(self._is_waiting, self.participants))
+
+    def deliver(self, event: e.Keyed, at: int, raw: bytes | None) -> None:
+        """Something of this section is durable."""
+        self._remember(event, at, raw)
+        request = self.requests.get(event.key)
+        if request is None and isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
+            # the code was hosted anew, and has not come as far as this
+            self.unused = [r._replace(outcome=event, at=at, raw=raw) if r.key == event.key else r for r in self.unused]
+        if request is None or self.is_suspended:
+            return
+        if isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
+            self._answer(request, event, at, raw)
+        elif isinstance(event, e.SectionReceived):
+            message = self.live.execution.handed.get(event.key)
+            if message is not None:
+                self._answer(request, event, at, message)
+            else:  # another one took the message
+                request.is_reported = False
+                self.perform(request)
+        elif isinstance(event, e.SectionWait):
+            request.perform(request)
+
+    def close(self) -> None:
+        """The section is over, or lost: whoever still asks is unwound."""
+        self.is_closed = True
+        if self.next_look is not None:  # it would keep the run in memory until then
+            self.next_look.cancel()
+        waiting = [*self.requests.values(), *self.held]
+        self.requests, self.held = {}, []
+        for request in waiting:
+            self._turns.performer.cancel(self.live, request.key)
+            if not request.future.done():
+                request.future.set_exception(Unwound("this section is over"))
+
+    # ── what foreign code calls ──────────────────────────────────────────────────────────────
+    def call_blocking(self, of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A step or workflow is called by a plain call, from a thread."""
+        self._refuse_on_loop(of.name)
+        spec = of.spec
+        request = self._step(spec, args, kwargs) if isinstance(spec, StepSpec) else self._child(spec, args, kwargs)
+        return self.wait(request)
+
+    async def step(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A step is awaited, from whichever loop."""
+        return await self.wait_async(self._step(spec, args, kwargs))
+
+    async def child(self, spec: WorkflowSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A child run is awaited, from whichever loop."""
+        return await self.wait_async(self._child(spec, args, kwargs))
+
+    def wait(self, request: Request) -> Any:
+        """Submit from a thread, and wait there."""
+        request.who = threading.get_ident()
+        self._loop.call_soon_threadsafe(self.arrive, request, context=self._sections.context)
+        return request.future.result()
+
+    async def wait_async(self, request: Request) -> Any:
+        """Submit from a coroutine, and wait there."""
+        request.who = asyncio.current_task() or threading.get_ident()
+        if asyncio.get_running_loop() is self._loop:
+            self._loop.call_soon(self.arrive, request, context=self._sections.context)
+        else:
+            self._loop.call_soon_threadsafe(self.arrive, request, context=self._sections.context)
+        return await asyncio.wrap_future(request.future)
+
+    def _refuse_on_loop(self, name: str) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        raise UsageError(f"{name} was called where an event loop runs: await {name}.call(...) there")
+
+    def _step(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
+        raw = spec.arguments.dumps(args, kwargs)
+        return self._step_request(spec, raw)
+
+    def _step_request(self, spec: StepSpec, raw: bytes) -> Request:
+        def perform(request: Request) -> None:
+            if not self.live.waits_for_person(request.key):
+                self._turns.performer.start(self.live, self._as_ask(request, spec, raw))
+
+        request = Request(LANE.get(), spec.name, raw, perform)
+        request.load = _load_with(spec.result, spec.raises)
+        return request
+
+    def _as_ask(self, request: Request, spec: StepSpec, raw: bytes) -> StepAsk:
+        ask = StepAsk(request.key, spec.name, request.key[1] + 1, _unused_future(self.live))
+        ask.spec, ask.input, ask.packed, ask.view = spec, raw, request.packed, None
+        ask.is_recorded = request.record is not None
+        return ask
+
+    def _child(self, spec: WorkflowSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
+        raw = spec.arguments.dumps(args, kwargs)
+
+        def perform(request: Request) -> None:
+            ask = ChildAsk(request.key, spec.name, request.key[1] + 1, _unused_future(self.live))
+            ask.spec, ask.input, ask.packed, ask.on_cancel = spec, raw, request.packed, "wait"
+            ask.is_started = request.record is not None
+            number = self.live.execution.beginning.chapter
+            chapter = f"{number}:" if number else ""
+            task = request.key[0].replace("/", ".")
+            ask.run_id = f"{self.live.run_id}/{chapter}{task}.{spec.name}.{request.key[1]}"
+            request.is_wait = True
+            self._turns.children.start(self.live, ask)
+
+        request = Request(LANE.get(), spec.name, raw, perform)
+        request.load = _load_with(spec.result, spec.raises)
+        return request
+
+    def sleep(self, length: float) -> Request:
+        """A durable wait."""
+        return self._waiting("sleep", length)
+
+    def receive(self, name: str, codec: ValueCodec, within: float | None) -> Request:
+        """The next message of this name."""
+        self.live.execution._check_message_name(name)  # pyright: ignore[reportPrivateUsage]
+
+        def perform(request: Request) -> None:
+            request.is_wait = True
+            if within is not None and request.deadline is None:
+                self._record_deadline(request, within)
+                return
+            if request.is_reported:
+                return
+            if self.live.execution.mailbox.get(name):
+                request.is_reported = True
+                event = e.SectionReceived(*request.key, request.name, request.key[1] + 1, name)
+                self._turns.report(self.live, event, delivers=True)
+            elif request.deadline is not None:
+                self._turns.clock.wake_at(request.deadline, lambda: self._time_out(request))
+
+        request = Request(LANE.get(), f"receive:{name}", None, perform)
+        request.load = lambda event, raw: (
+            codec.loads(raw or b"null") if isinstance(event, e.SectionReceived) else _fail(raw)
+        )
+        return request
+
+    def _waiting(self, name: str, length: float) -> Request:
+        def perform(request: Request) -> None:
+            request.is_wait = True
+            if request.deadline is None:
+                self._record_deadline(request, length)
+                return
+            self._turns.clock.wake_at(request.deadline, lambda: self._wake(request))
+
+        return Request(LANE.get(), name, None, perform)
+
+    def _record_deadline(self, request: Request, length: float) -> None:
+        request.deadline = self._turns.clock.now() + round(length * MICROSECONDS)
+        event = e.SectionWait(*request.key, request.name, request.key[1] + 1, request.deadline)
+        self._turns.report(self.live, event)
+
+    def _wake(self, request: Request) -> None:
+        if self.requests.get(request.key) is request and not request.future.done():
+            self._answer(request, e.SectionWait(*request.key, request.name), request.deadline or 0, None)
+
+    def _time_out(self, request: Request) -> None:
+        is_waiting = self.requests.get(request.key) is request and not request.future.done()
+        if is_waiting and not request.is_reported:
+            request.is_reported = True
+            raw = dump_exception(TimeoutError(f"no message {request.name.partition(':')[2]!r} came in time"), ())
+            output = pack(raw, self.live.execution.memo)
+            event = e.StepFailed(*request.key, request.name, request.key[1] + 1, output=output.digest)
+            self._turns.report(self.live, event, raw=raw, output=output, delivers=True)
+
+    def now(self) -> datetime:
+        """The time of the last answer that this lane got: the same when it runs again."""
+        return _EPOCH + timedelta(microseconds=self.lane_now.get(LANE.get(), self.began_at))
+
+    def random_bytes(self) -> bytes:
+        """32 random bytes, the same when the section runs again."""
+        lane = LANE.get()
+        self.lane_randoms[lane] = use = self.lane_randoms.get(lane, 0) + 1
+        seed = self.live.execution.beginning.seed
+        return sha256(f"{seed}:{self.section}:{lane}:{use}".encode()).digest()
+
+    def call(
+        self, name: str, request: Any, perform: Callable[[], Any], *, retry: Retry | None = None, hint: Any = Any
+    ) -> Any:
+        """For adapters: record what `perform()` gives for this request (plain JSON), or answer it from the record.
+
+        `perform` runs in the calling thread, as the body of a step: what it calls in turn is not recorded."""
+        raw = codec_for(Any).dumps(request)
+        spec = StepSpec(name=name, function=perform, is_async=False, arguments=_NO_ARGUMENTS, result=codec_for(hint),
+                        retry=retry or Retry())  # fmt: skip
+        go: concurrent.futures.Future[int] = concurrent.futures.Future()
+
+        def start(wanted: Request) -> None:
+            known = self.live.execution.known.attempts.get(wanted.key)
+            go.set_result(known.failed if known else 0)
+
+        wanted = Request(LANE.get(), name, raw, start)
+        wanted.load = _load_with(spec.result, spec.raises)
+        wanted.who = threading.get_ident()
+        wanted.future.add_done_callback(lambda done: _answered(go))
+        self._loop.call_soon_threadsafe(self.arrive, wanted, context=self._sections.context)
+        failed = go.result()
+        if failed >= 0:
+            self._perform_here(wanted, spec, perform, failed)
+        return wanted.future.result()
+
+    def _perform_here(self, wanted: Request, spec: StepSpec, perform: Callable[[], Any], failed: int) -> None:
+        import random
+        import time
+
+        first_at = self._turns.clock.now()
+        while not wanted.future.done():
+            failed += 1
+            started_at = self._turns.clock.now()
+            token = ATTEMPT.set(_attempt_of(self, wanted, spec, failed, started_at))
+            try:
+                raw = spec.result.dumps(perform())
+                kind: Any = e.StepCompleted
+            except EncodeError as error:
+                raw, kind = dump_exception(error, ()), e.StepFailed
+            except Exception as error:
+                now = self._turns.clock.now()
+                decision = next_attempt(
+                    spec.retry,
+                    attempt=failed,
+                    first_at=first_at,
+                    now=now,
+                    failure=classify(error, now=now),
+                    random=random.random(),
+                )
+                raw = dump_exception(error, spec.raises)
+                if isinstance(decision, Again):
+                    more = {"retry_at": decision.at, "first_at": first_at}
+                    self._report_from_thread(wanted, e.AttemptFailed, raw, failed, started_at, more)
+                    time.sleep(max(0.0, (decision.at - now) / MICROSECONDS))
+                    continue
+                kind = e.StepFailed
+            finally:
+                ATTEMPT.reset(token)
+            self._report_from_thread(wanted, kind, raw, failed, started_at, {})
+            return
+
+    def _report_from_thread(
+        self, wanted: Request, kind: Any, raw: bytes, attempt: int, started_at: int, more: dict[str, Any]
+    ) -> None:
+        def report() -> None:
+            if self.is_closed:
+                return
+            output = pack(raw, self.live.execution.memo)
+            kept = wanted.packed if wanted.record is None else None
+            wanted.record = wanted.record or Record(wanted.key, wanted.lane, wanted.name, wanted.digest, None, 0, None)
+            event = kind(
+                *wanted.key, wanted.name, wanted.key[1] + 1, output=output.digest, attempt=attempt,
+                started_at=started_at,
+                input=None if kept is None else kept.digest, **more,
+            )  # fmt: skip
+            self._turns.report(
+                self.live, event, raw=raw, output=output, input=kept, delivers=kind is not e.AttemptFailed
+            )
+
+        self._loop.call_soon_threadsafe(report, context=self._sections.context)
+
+
+def _records_of(history: list[tuple[e.Keyed, int, bytes | None]]) -> list[Record]:
+    """What was recorded, one record a call, in the order of the first event about each."""
+    records: dict[Key, Record] = {}
+    for event, at, raw in history:
+        before = records.get(event.key)
+        digest = getattr(event, "input", None) or (before.digest if before else None)
+        lane = event.task.partition("/")[2]
+        record = before or Record(event.key, lane, event.name, digest, None, at, None)
+        if isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
+            record = record._replace(outcome=event, at=at, raw=raw)
+        elif isinstance(event, e.SectionWait):
+            record = record._replace(deadline=event.deadline)
+        elif isinstance(event, e.SectionReceived) and raw is not None:
+            record = record._replace(outcome=event, at=at, raw=raw)
+        records[event.key] = record._replace(digest=digest)
+    return list(records.values())
+
+
+def _load_with(codec: ValueCodec, raises: tuple[type[BaseException], ...]) -> Callable[[e.Keyed, bytes | None], Any]:
+    def load(event: e.Keyed, raw: bytes | None) -> Any:
+        if isinstance(event, e.StepCompleted) or (isinstance(event, e.ChildEnded) and event.status == "completed"):
+            return codec.loads(raw or b"null")
+        raise load_exception(raw or b"null", raises)
+
+    return load
+
+
+def _fail(raw: bytes | None) -> Any:
+    raise load_exception(raw or b"null", ())
+
+
+def _unused_future(live: LiveRun) -> CallFuture:
+    future = CallFuture(loop=live.execution.loop)
+    future.ordinal = 0
+    future.execution = live.execution
+    return future
+
+
+def _attempt_of(journal: Journal, wanted: Request, spec: StepSpec, number: int, started_at: int) -> Attempt:
+    live = journal.live
+    return Attempt(
+        live.run_id, live.info.workflow, wanted.name, f"{wanted.key[0]}/{wanted.name}", number, spec.retry.max_attempts,
+        _EPOCH + timedelta(microseconds=started_at), lambda details: None, lambda hint: None, {},
+    )  # fmt: skip
+
+
+def _answered(go: concurrent.futures.Future[int]) -> None:
+    """The record has the answer: nothing is to be performed."""
+    if not go.done():
+        go.set_result(-1)
+
+
+def _nothing() -> None:
+    """The signature of a call without arguments."""
+
+
+_NO_ARGUMENTS = arguments_codec_for(_nothing)

@@ -1,0 +1,131 @@
+"""How a run stops for a while: blocked until a person decides, paused, or out of memory because it only waits."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from perdure.history import events as e
+from perdure.runtime import mail
+from perdure.runtime.live import LiveRun, Standstill
+from perdure.runtime.performer import Flight
+from perdure.store.protocol import Change, Status, Wakes
+
+if TYPE_CHECKING:
+    from perdure.runtime.turn import Turns
+
+log = logging.getLogger("perdure")
+
+
+class Parking:
+    """Stops runs, and lets them go on or out of memory."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def block_call(self, live: LiveRun, reason: str, hint: str, flight: Flight) -> None:
+        """One call is stuck until a person decides; what else is under way goes on."""
+        ask = flight.ask
+        live.flights.pop(ask.key, None)
+        if not flight.is_start_recorded:
+            flight.is_start_recorded = ask.is_recorded = True
+            live.entries.append(flight.start_entry())
+        self.block(live, e.RunBlocked(reason, hint, *ask.key, ask.name, ask.use))
+
+    def block(self, live: LiveRun, event: e.RunBlocked) -> None:
+        """Note that the run, or one call of it, waits for a person."""
+        live.note_blocked(event)
+        live.record(event)
+        live.change = self.change(live)
+        log.warning("run %s is blocked (%s): %s", live.run_id, event.reason, event.hint)
+        how = Standstill(Status.BLOCKED, event.reason, event.hint)
+        live.then.append(lambda: self._turns.on_standstill(live.rid, how))
+        self._turns.mark(live)
+
+    def change(self, live: LiveRun) -> Change:
+        """The index row of a run as it stands: running, paused or blocked."""
+        blocked = live.blocked or next(iter(live.blocked_calls.values()), None)
+        if blocked is not None:
+            return Change(status=Status.BLOCKED, reason=blocked.reason, hint=blocked.hint)
+        if live.is_paused:
+            return Change(status=Status.WAITING, reason="paused", hint="")
+        return Change(status=Status.RUNNING, reason="", hint="")
+
+    def park(self, live: LiveRun, reason: str, hint: str) -> None:
+        """The code cannot go on: wait for what is under way, note it, let go of the run."""
+        live.silence()
+        said = live.blocked
+        if said is None or said.reason != reason or said.hint.removeprefix(mail.NO_VALUE) != hint:
+            self.block(live, e.RunBlocked(reason, hint))
+        if not live.flights and not self._turns.sections.is_busy(live):
+            live.change = self.change(live)._replace(release=True, wakes=Wakes.CONTROL)
+            self.leave(live)
+
+    def release(self, live: LiveRun) -> None:
+        """Let a run that only waits leave memory."""
+        change = self.change(live)
+        if change.status is Status.RUNNING:
+            change = change._replace(status=Status.WAITING, reason=self._waits_for(live))
+        live.change = change._replace(
+            waiting=live.waiting_bytes(), release=True,
+            due_at=None if live.is_parked else self._turns.deadline(live),
+            wakes=Wakes.CONTROL if live.is_parked else Wakes.MAIL,
+        )  # fmt: skip
+        live.has_waiting_set = False
+        self.leave(live)
+
+    def _waits_for(self, live: LiveRun) -> str:
+        kinds = {ask.kind for ask in live.execution.open.values()} | self._turns.sections.waits_for(live)
+        if live.execution.holding:
+            kinds.add("child")
+        for kind, reason in (("receive", "message"), ("child", "child")):
+            if kind in kinds:
+                return reason
+        return "timer"
+
+    def is_still(self, live: LiveRun) -> bool:
+        """Whether nothing happens in this run until time passes or something comes from outside. What is left of its
+        steps waits for the next attempt."""
+        moves = live.is_in_turn or live.under_way or live.has_something_to_write or live.is_leaving or live.then
+        return not moves and not live.undelivered and self._turns.sections.only_waits(live)
+
+    def is_kept_by_a_wait(self, live: LiveRun) -> bool:
+        """Whether the run is in memory only because its hosted code is, and that waits."""
+        return live.has_sections and not live.flights and self.is_still(live)
+
+    def may_leave(self, live: LiveRun) -> bool:
+        """Whether nothing is under way that would be lost with the memory."""
+        quiet = not (
+            live.is_in_turn
+            or live.flights
+            or live.under_way
+            or live.has_something_to_write
+            or live.is_leaving
+            or live.then
+        )
+        return quiet and not self._turns.sections.is_busy(live) and (live.is_parked or not live.held)
+
+    def resume(self, live: LiveRun, by: str) -> None:
+        """Go on with a paused run."""
+        live.is_paused = False
+        live.record(e.RunResumed(by))
+        live.change = self.change(live)
+        held, live.held = live.held, []
+        live.execution.commands = held + live.execution.commands
+        live.then.append(lambda: self._turns.sections.go_on(live))
+        live.then.append(self._turns.on_letters)
+
+    def load_again(self, live: LiveRun) -> None:
+        """Let go of a run so that it is loaded afresh, with the code as it is now."""
+        live.change = Change(status=Status.QUEUED, reason="", hint="", release=True, due_at=self._turns.clock.now())
+        self.leave(live)
+
+    def leave(self, live: LiveRun) -> None:
+        live.is_leaving = True
+        live.silence()
+        live.then.append(lambda: self._left(live))
+        self._turns.mark(live)
+
+    def _left(self, live: LiveRun) -> None:
+        self._turns.forget(live)
+        self._turns.on_letters()  # it may be due again soon, or at once
