@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import perdure
 from perdure.api import inbox, settings, workflow
-from perdure.engine import execution, loop
+from perdure.engine import claims, loop
 from perdure.runtime import lease, sections, turn
 from perdure.runtime.host import Options
 from perdure.specs import DEFAULT_TIMEOUT_SECONDS, Retry
@@ -101,7 +101,7 @@ DEFAULTS = (
     Default("a blocked loop costs the lease after", lease.LOOP_BLOCKED_SECONDS_MAX, "fixed", "s"),
     Default("callbacks without a durable call until `stuck_turn`", loop.CALLBACKS_WITHOUT_A_COMMAND_MAX, "fixed"),
     Default("a waiting `def` workflow gives its thread back after", sections.UNWIND_SECONDS, "fixed", "s"),
-    Default("arguments compared on every replay, up to bytes", execution.INPUT_COMPARED_ON_REPLAY_BYTES_MAX, "fixed"),
+    Default("arguments compared on every replay, up to bytes", claims.INPUT_COMPARED_ON_REPLAY_BYTES_MAX, "fixed"),
     Default("a due run without a worker is in the inbox after", inbox.DUE_SECONDS_BEFORE_A_PERSON_HEARS, "fixed", "s"),
 )  # fmt: skip
 """Every default that a user can meet, in the order of the docs."""

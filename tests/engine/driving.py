@@ -233,7 +233,7 @@ class Driver:
         """The same run's next chapter, after continue_as_new."""
         ending = self.execution.ending
         assert isinstance(ending, NextChapter), f"{self.standing()}"
-        carried: list[tuple[str, str]] = msgspec.json.decode(self.execution.carried())
+        carried: list[tuple[str, str]] = msgspec.json.decode(self.execution.mailbox.carried())
         beginning = Beginning(
             8, ending.input, self.at, self.beginning.chapter + 1, tuple((name, text.encode()) for name, text in carried)
         )

@@ -20,6 +20,7 @@ from perdure.api.calls import Call, execution_here
 from perdure.codec import arguments_codec_for, codec_for
 from perdure.engine.calls import ChildAsk
 from perdure.engine.execution import Execution
+from perdure.engine.randomness import as_number, as_uuid
 from perdure.errors import UsageError
 from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, Attempt
 from perdure.runtime.performer import current_attempt
@@ -54,10 +55,10 @@ def random() -> float:
     """A number from 0 up to 1; in a workflow the same on replay."""
     execution = execution_here()
     if execution is not None:
-        return execution.random()
+        return as_number(execution.randomness.draw())
     journal = _journal()
     if journal is not None:
-        return (int.from_bytes(journal.random_bytes()[:7], "big") >> 3) / (1 << 53)
+        return as_number(journal.random_bytes())
     return _random.random()
 
 
@@ -65,9 +66,9 @@ def uuid4() -> _uuid.UUID:
     """A random UUID; in a workflow the same on replay."""
     execution = execution_here()
     if execution is not None:
-        return execution.uuid4()
+        return as_uuid(execution.randomness.draw())
     journal = _journal()
-    return _uuid.uuid4() if journal is None else _uuid.UUID(bytes=journal.random_bytes()[:16], version=4)
+    return _uuid.uuid4() if journal is None else as_uuid(journal.random_bytes())
 
 
 async def sleep(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
+
+from perdure.codec import dump_exception
+from perdure.errors import PerdureError
+from perdure.specs import WorkflowSpec
 
 
 class Blocked(msgspec.Struct, frozen=True):
@@ -56,3 +61,33 @@ class Beginning(msgspec.Struct, frozen=True):
     at: int
     chapter: int = 0
     carried: tuple[tuple[str, bytes], ...] = ()
+
+
+def ending_of(spec: WorkflowSpec, workflow: asyncio.Task[Any]) -> Ending:
+    """What a workflow's task, which is done, has come to."""
+    if workflow.cancelled():
+        return WasCancelled()
+    error = workflow.exception()
+    if error is None:
+        return _completed(spec, workflow.result())
+    if isinstance(error, ContinueAsNew):
+        return _next_chapter(spec, error)
+    return Failed(dump_exception(error, spec.raises))
+
+
+def _completed(spec: WorkflowSpec, result: Any) -> Ending:
+    if not spec.is_async:
+        return Completed(spec.result.dumps(result))
+    try:
+        return Completed(spec.result.dumps(result))
+    except PerdureError as error:
+        error.add_note(f"the workflow {spec.name} returned it")
+        return Failed(dump_exception(error, ()))
+
+
+def _next_chapter(spec: WorkflowSpec, error: ContinueAsNew) -> Ending:
+    try:
+        arguments = spec.arguments.dumps(error.arguments, error.keywords)
+    except (PerdureError, TypeError) as problem:
+        return Failed(dump_exception(problem, ()))
+    return NextChapter(arguments)

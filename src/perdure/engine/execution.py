@@ -13,15 +13,13 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import datetime as dt
-import uuid
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 
-from perdure.codec import Memo, ValueCodec, digest, dump_exception, load_exception, pack, without
+from perdure.clock import MICROSECONDS
+from perdure.codec import Memo, ValueCodec, digest, load_exception, pack, without
 from perdure.engine import where
 from perdure.engine.calls import (
     Ask,
@@ -31,42 +29,24 @@ from perdure.engine.calls import (
     Command,
     Key,
     ReceiveAsk,
-    Recorded,
     SectionAsk,
     SleepAsk,
     StepAsk,
     Waiting,
-)
-from perdure.engine.chapters import (
-    Beginning,
-    Blocked,
-    Completed,
-    ContinueAsNew,
-    Ending,
-    Failed,
-    NextChapter,
-    WasCancelled,
-)
+)  # fmt: skip
+from perdure.engine.chapters import Beginning, Blocked, ContinueAsNew, Ending, ending_of
+from perdure.engine.claims import Claims
 from perdure.engine.known import Known
 from perdure.engine.loop import DeterministicLoop, LoopTask, StuckTurn
-from perdure.errors import (
-    DecodeError,
-    FencedError,
-    GuardError,
-    PerdureError,
-    StepError,
-    UnknownNameError,
-    UsageError,
-)
+from perdure.engine.mailbox import Mailbox
+from perdure.engine.randomness import Randomness
+from perdure.errors import DecodeError, FencedError, GuardError, StepError, UnknownNameError, UsageError
 from perdure.history import events as e
-from perdure.specs import Drift, StepSpec, WorkflowSpec, recordable
+from perdure.specs import StepSpec, WorkflowSpec, recordable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MICROSECONDS = 1_000_000
-INPUT_COMPARED_ON_REPLAY_BYTES_MAX = 16 * 1024
-NO_ARGUMENTS = b"{}"
 REFUSALS_MAX = 50
 NO_THREADS = (
     "workflow code must not use threads (anyio.to_thread or the like): move that into a step, or host it in "
@@ -80,40 +60,10 @@ class Execution:
     """A run's code, its loop, and everything it has asked for and not got yet."""
 
     __slots__ = (
-        "_context",
-        "_loose_randoms",
-        "_refusals",
-        "_root",
-        "beginning",
-        "cancel_carried",
-        "cancelled",
-        "children",
-        "commands",
-        "compare_all_inputs",
-        "ending",
-        "expected",
-        "failure",
-        "handed",
-        "holding",
-        "is_closing",
-        "is_replaying",
-        "is_unwinding",
-        "known",
-        "last_large",
-        "log",
-        "loop",
-        "mailbox",
-        "memo",
-        "notes",
-        "now_us",
-        "on_interruption",
-        "open",
-        "outcomes_left",
-        "receivers",
-        "run_id",
-        "same_manifest",
-        "spec",
-        "state",
+        "_context", "_refusals", "_root", "beginning", "cancel_carried", "cancelled", "children", "claims",
+        "commands", "ending", "failure", "holding", "is_closing", "is_replaying", "is_unwinding", "known",
+        "log", "loop", "mailbox", "memo", "notes", "now_us", "on_interruption", "open", "outcomes_left",
+        "randomness", "run_id", "spec", "state",
     )  # fmt: skip
 
     def __init__(
@@ -132,9 +82,6 @@ class Execution:
         self.run_id = run_id
         self.beginning = beginning
         self.known = known or Known()
-        self.expected = {(w.task, w.n): w for w in waiting}
-        self.same_manifest = same_manifest
-        self.compare_all_inputs = compare_all_inputs
         self.log = log
         self.loop = DeterministicLoop(complain=self._complain)
         self.loop.execution = self
@@ -143,16 +90,17 @@ class Execution:
         self.now_us = beginning.at
         self.loop.move_time(beginning.at / MICROSECONDS)
         self.memo = Memo()
-        self.last_large: tuple[bytes, bytes | None] = (b"", None)
+        self.claims = Claims(
+            self.known.recorded, waiting, self.memo, same_manifest=same_manifest, compare_all_inputs=compare_all_inputs
+        )
+        self.randomness = Randomness(self.loop, seed=beginning.seed, chapter=beginning.chapter)
+        self.mailbox = Mailbox(beginning.carried)
         self.open: dict[Key, Ask] = {}
         self.holding: set[Key] = set()
         self.cancelled: set[Key] = set()
         self.children: dict[Key, str] = {}
         self.commands: list[Command] = []
-        self.handed: dict[Key, bytes] = {}
         self.notes: list[e.Event] = []
-        self.mailbox: dict[str, deque[bytes]] = {}
-        self.receivers: dict[str, deque[ReceiveAsk]] = {}
         self.failure: Blocked | None = None
         self.ending: Ending | None = None
         self.cancel_carried: e.CancelRequested | None = None
@@ -163,14 +111,11 @@ class Execution:
         self.is_unwinding = False
         self._context = contextvars.Context()
         self._root: LoopTask | None = None
-        self._loose_randoms = 0
         self._refusals = 0
 
     # ── being driven ─────────────────────────────────────────────────────────────────────────
     def begin(self) -> None:
         """Start the workflow's code, in an empty context."""
-        for name, message in self.beginning.carried:
-            self.mailbox.setdefault(name, deque()).append(message)
         try:
             args, kwargs = self.spec.arguments.loads(self.beginning.input)
         except DecodeError as error:
@@ -217,7 +162,7 @@ class Execution:
             case e.CancelRequested():
                 self._cancel_root(event.reason)
             case e.SectionReceived():
-                self._hand_to_section(event)
+                self.mailbox.hand_over(event.key, event.message)
             case _:
                 pass
         self._settle()
@@ -225,7 +170,7 @@ class Execution:
     def _take_after_end(self, event: e.Event, output: bytes | None) -> None:
         """What comes when the chapter has ended is for the next one."""
         if isinstance(event, e.MessageArrived):
-            self.mailbox.setdefault(event.name, deque()).append(output or b"null")
+            self.mailbox.put(event.name, output or b"null")
         elif isinstance(event, e.CancelRequested):
             self.cancel_carried = event
 
@@ -269,14 +214,8 @@ class Execution:
         return None
 
     def _deliver_message(self, name: str, message: bytes) -> None:
-        self.mailbox.setdefault(name, deque()).append(message)
-        self._wake_receiver(name)
-
-    def _hand_to_section(self, event: e.SectionReceived) -> None:
-        """Foreign code takes a message here, if one is left; else it goes on waiting."""
-        queue = self.mailbox.get(event.message)
-        if queue:
-            self.handed[event.key] = queue.popleft()
+        self.mailbox.put(name, message)
+        self.mailbox.wake(name)
 
     def _cancel_root(self, reason: str) -> None:
         if self._root is not None and not self._root.done():
@@ -332,54 +271,16 @@ class Execution:
         self._check_claims()
         if self.failure is not None:
             return
-        self.ending = self._ending_of(root)
-
-    def _ending_of(self, root: LoopTask) -> Ending:
-        if root.cancelled():
-            return WasCancelled()
-        error = root.exception()
-        if error is None:
-            return self._completed(root.result())
-        if isinstance(error, ContinueAsNew):
-            return self._next_chapter(error)
-        return Failed(dump_exception(error, self.spec.raises))
-
-    def _completed(self, result: Any) -> Ending:
-        if not self.spec.is_async:
-            return Completed(self.spec.result.dumps(result))
-        try:
-            return Completed(self.spec.result.dumps(result))
-        except PerdureError as error:
-            error.add_note(f"the workflow {self.spec.name} returned it")
-            return Failed(dump_exception(error, ()))
-
-    def _next_chapter(self, error: ContinueAsNew) -> Ending:
-        try:
-            arguments = self.spec.arguments.dumps(error.arguments, error.keywords)
-        except (PerdureError, TypeError) as problem:
-            return Failed(dump_exception(problem, ()))
-        return NextChapter(arguments)
-
-    def carried(self) -> bytes:
-        """The messages that are left, for the next chapter."""
-        return msgspec.json.encode([[name, m.decode()] for name, queue in self.mailbox.items() for m in queue])
+        self.ending = ending_of(self.spec, root)
 
     # ── replay ───────────────────────────────────────────────────────────────────────────────
     def finish_replay(self) -> None:
         """All recorded events are delivered: whatever is recorded must have been asked for again."""
         self.is_replaying = False
-        self._remember_last_large()
+        self.claims.remember_last_large()
         self.commands = [c for c in self.commands if self._is_still_to_do(c)]
         if self.failure is None and self.ending is None:
             self._check_claims()
-
-    def _remember_last_large(self) -> None:
-        """What follows is likely to be the last large input with a little more: have the memo know what is stored."""
-        raw, stored = self.last_large
-        packed = pack(raw, self.memo) if stored is not None else None
-        if packed is not None and packed.digest == stored:
-            self.memo.committed(packed)
-        self.last_large = (b"", None)
 
     def _is_still_to_do(self, command: Command) -> bool:
         if isinstance(command, Cancelled):
@@ -387,18 +288,9 @@ class Execution:
         return self.open.get(command.key) is command
 
     def _check_claims(self) -> None:
-        for (task, n), recorded in self.known.recorded.items():
-            self.diverge(
-                f"the history has {recorded.kind} {recorded.name!r} as call {n} of task {task}, never asked for",
-                f"the code waits for {self._what_is_asked()}",
-            )
-            return
-        for w in self.expected.values():
-            self.diverge(
-                f"the run was parked on {_told(w)} (call {w.n} of task {w.task})",
-                f"the code waits for {self._what_is_asked()}",
-            )
-            return
+        unclaimed = self.claims.unclaimed()
+        if unclaimed is not None:
+            self.diverge(unclaimed, f"the code waits for {self._what_is_asked()}")
 
     def diverge(self, recorded: str, asked: str) -> None:
         """Code and history part here. The code is not resumed any more."""
@@ -468,57 +360,17 @@ class Execution:
         ask = StepAsk(key, spec.name, use, self._future())
         ask.spec, ask.input, ask.packed = spec, raw, None
         ask.view = _view(spec, raw, args, kwargs)
-        recorded = self.known.recorded.pop(key, None) if self.known.recorded else None
+        claims = self.claims
+        recorded = claims.recorded.pop(key, None) if claims.recorded else None
         ask.is_recorded = recorded is not None
         if recorded is None:
             ask.packed = pack(raw, self.memo)
-        elif not self._is_same(recorded, ask):
+        elif (difference := claims.of_step(recorded, ask)) is not None:
+            self.diverge(*difference)
             return ask.future
         self.open[key] = ask
         self.commands.append(ask)
         return ask.future
-
-    def _is_same(self, recorded: Recorded, ask: StepAsk) -> bool:
-        if recorded.kind != ask.kind or recorded.name != ask.name:
-            self._diverge_at(recorded, ask)
-            return False
-        raw, spec = ask.input, ask.spec
-        is_large = len(raw) > INPUT_COMPARED_ON_REPLAY_BYTES_MAX
-        if recorded.digest is None or (is_large and self.same_manifest and not self.compare_all_inputs):
-            self.last_large = (raw, recorded.stored)
-            return True
-        packed = ask.packed = pack(raw, self.memo)
-        if packed.blobs and packed.digest == recorded.stored:
-            self.memo.committed(packed)
-        if (ask.view or packed.digest) == recorded.digest:
-            return True
-        if not self.same_manifest and spec.on_input_drift is Drift.ACCEPT:
-            return True
-        self.diverge(
-            f"the history has {ask.label} with other arguments (digest {recorded.digest.hex()[:12]})",
-            f"the code asks for it with {_shown(raw)}",
-        )
-        return False
-
-    def _diverge_at(self, recorded: Recorded, ask: Ask) -> None:
-        task, n = ask.key
-        self.diverge(
-            f"the history has {recorded.kind} {recorded.name!r} as call {n} of task {task}",
-            f"the code asks for {ask.kind} {ask.name!r} ({ask.label})",
-        )
-
-    def _claim(self, ask: Ask, input_digest: bytes | None) -> bool:
-        """Match a call that is no step with what is recorded of it."""
-        recorded = self.known.recorded.pop(ask.key, None)
-        if recorded is None:
-            return True
-        if recorded.kind != ask.kind or recorded.name != ask.name:
-            self._diverge_at(recorded, ask)
-            return False
-        if input_digest is not None and recorded.digest is not None and recorded.digest != input_digest:
-            self.diverge(f"the history has {ask.label} with another input", "the code gives it a new one")
-            return False
-        return True
 
     def ask_child(
         self,
@@ -542,9 +394,7 @@ class Execution:
         chapter = f"{self.beginning.chapter}:" if self.beginning.chapter else ""
         ask.run_id = run_id or f"{self.run_id}/{chapter}{key[0]}.{spec.name}.{key[1]}"
         self.children[key] = ask.run_id
-        if self._claim(ask, ask.packed.digest):
-            self.open[key] = ask
-            self.commands.append(ask)
+        self._ask(ask, ask.packed.digest)
         return ask
 
     def ask_section(
@@ -563,11 +413,17 @@ class Execution:
         _, key, use = self._identify(name)
         ask = SectionAsk(key, name, use, self._future())
         ask.function, ask.args, ask.kwargs, ask.is_async, ask.result = function, args, kwargs, is_async, result
-        ask.is_recorded = key in self.known.recorded
-        if self._claim(ask, None):
-            self.open[key] = ask
-            self.commands.append(ask)
+        ask.is_recorded = key in self.claims.recorded
+        self._ask(ask, None)
         return ask.future
+
+    def _ask(self, ask: ChildAsk | SectionAsk, input_digest: bytes | None) -> None:
+        difference = self.claims.of_call(ask, input_digest)
+        if difference is not None:
+            self.diverge(*difference)
+        else:
+            self.open[ask.key] = ask
+            self.commands.append(ask)
 
     async def sleep(self, seconds: float) -> None:
         """A durable timer: its deadline is absolute, arming it costs nothing."""
@@ -599,38 +455,28 @@ class Execution:
             await self._refuse()
         self._check_message_name(name)
         _, key, use = self._identify(f"receive:{name}")
-        queue = self.mailbox.setdefault(name, deque())
-        waiters = self.receivers.setdefault(name, deque())
+        queue = self.mailbox.queue(name)
         claimed = ReceiveAsk(key, f"receive:{name}", use, self._future())
         length = round(within_seconds * MICROSECONDS)
-        if (self.known.recorded or self.expected) and not self._is_expected(claimed, length):
+        if not (self.claims.is_settled or self._is_expected(claimed, length)):
             await claimed.future
         while not queue:
             ask = ReceiveAsk(key, f"receive:{name}", use, self._future())
             ask.message, ask.length = name, length
             self.open[key] = ask
-            waiters.append(ask)
+            self.mailbox.join(ask)
             try:
                 await ask.future
             except BaseException:
                 self._leave_queue(ask)
-                self._wake_receiver(name)
+                self.mailbox.wake(name)
                 raise
             self._leave_queue(ask)
         return codec.loads(queue.popleft())
 
     def _leave_queue(self, ask: ReceiveAsk) -> None:
         self.open.pop(ask.key, None)
-        self.receivers[ask.message].remove(ask)
-
-    def _wake_receiver(self, name: str) -> None:
-        """Wake as many waiting receives as there are messages, the oldest first."""
-        queue, waiters = self.mailbox.get(name), self.receivers.get(name)
-        if not queue or not waiters:
-            return
-        for ask in list(waiters)[: len(queue)]:
-            if not ask.future.done():
-                ask.future.set_result(None)
+        self.mailbox.leave(ask)
 
     def _check_message_name(self, name: str) -> None:
         recordable(name, what="message name")
@@ -638,20 +484,11 @@ class Execution:
         if declared is not None and name not in declared:
             raise UnknownNameError("declared message", name, declared)
 
-    def _is_expected(self, ask: Ask, length: int) -> bool:
-        """Claim the entry of the waiting set that the run was parked with."""
-        recorded = self.known.recorded.pop(ask.key, None) if self.known.recorded else None
-        if recorded is not None:
-            self._diverge_at(recorded, ask)
-            return False
-        parked = self.expected.pop(ask.key, None) if self.expected else None
-        if parked is None or (parked.kind == ask.kind and parked.name == ask.name and parked.length == length):
-            return True
-        self.diverge(
-            f"the run was parked on {_told(parked)} (call {parked.n} of task {parked.task})",
-            f"the code asks for {_told(Waiting(*ask.key, ask.kind, ask.name, length))}",
-        )
-        return False
+    def _is_expected(self, ask: SleepAsk | ReceiveAsk, length: int) -> bool:
+        difference = self.claims.of_wait(ask, length)
+        if difference is not None:
+            self.diverge(*difference)
+        return difference is None
 
     def patched(self, patch: str) -> bool:
         """Whether the code behind this guard may run; answered once per run and recorded.
@@ -661,7 +498,7 @@ class Execution:
         recordable(patch, what="perdure.patched()")
         answer = self.known.patches.get(patch)
         if answer is None:
-            answer = not (self.known.recorded or self.expected or self.outcomes_left)
+            answer = self.claims.is_settled and not self.outcomes_left
             self.known.patches[patch] = answer
             self.notes.append(e.Patched(patch, answer))
         return answer
@@ -688,24 +525,6 @@ class Execution:
     def now(self) -> dt.datetime:
         """The time of the event being delivered, UTC."""
         return _EPOCH + dt.timedelta(microseconds=self.now_us)
-
-    def random(self) -> float:
-        """A number in [0, 1), the same on replay: derived from the seed, the task's path and the n-th use there."""
-        return (int.from_bytes(self._random_bytes()[:7], "big") >> 3) / (1 << 53)
-
-    def uuid4(self) -> uuid.UUID:
-        """A random UUID, the same on replay."""
-        return uuid.UUID(bytes=self._random_bytes()[:16], version=4)
-
-    def _random_bytes(self) -> bytes:
-        task = asyncio.current_task(self.loop)
-        if isinstance(task, LoopTask):
-            task.randoms += 1
-            path, use = task.path, task.randoms
-        else:
-            self._loose_randoms += 1
-            path, use = "callback", self._loose_randoms
-        return sha256(f"{self.beginning.seed}:{self.beginning.chapter}:{path}:{use}".encode()).digest()
 
     def _identify(self, name: str) -> tuple[LoopTask, Key, int]:
         task = asyncio.current_task(self.loop)
@@ -830,15 +649,3 @@ def _due_at(when: float) -> int:
     """The first microsecond at which a timer of the loop is due. Rounding alone may fall short of it by one."""
     at = -int(-when * MICROSECONDS // 1)
     return at if at / MICROSECONDS >= when else at + 1
-
-
-def _told(w: Waiting) -> str:
-    length = f"{w.length / MICROSECONDS:g} s"
-    if w.kind == "sleep":
-        return f"sleep of {length}"
-    return f"{w.name} within {length}" if w.length else w.name
-
-
-def _shown(raw: bytes) -> str:
-    text = raw.decode("utf-8", "replace")
-    return text if len(text) <= 200 else text[:200] + "..."

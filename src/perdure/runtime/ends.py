@@ -84,7 +84,7 @@ class Ends:
         execution = live.execution
         cancel = execution.cancel_carried
         chapter = execution.beginning.chapter + 1
-        left_over = execution.carried()
+        left_over = execution.mailbox.carried()
         packed, carried = pack(ending.input, execution.memo), pack(left_over, execution.memo)
         seed = load.next_seed(execution.beginning.seed, chapter)
         event = e.ChapterStarted(chapter, seed, load.manifest(execution.spec), packed.digest, carried.digest)

@@ -17,12 +17,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.clock import MICROSECONDS
 from perdure.codec import ValueCodec, arguments_codec_for, codec_for, dump_exception, load_exception, pack
 from perdure.engine.calls import CallFuture, ChildAsk, Key, SectionAsk, StepAsk
+from perdure.engine.randomness import drawn
 from perdure.errors import EncodeError, UsageError
 from perdure.history import events as e
 from perdure.http.classify import classify
@@ -129,7 +129,7 @@ class Journal:
         self.last_activity = self._loop.time()
 
     def _remember(self, event: e.Keyed, at: int, raw: bytes | None) -> None:
-        message = self.live.execution.handed.get(event.key) if isinstance(event, e.SectionReceived) else None
+        message = self.live.execution.mailbox.handed.get(event.key) if isinstance(event, e.SectionReceived) else None
         self.history.append((event, at, raw if message is None else message))
 
     def _match(self, request: Request) -> Record | None:
@@ -252,7 +252,7 @@ class Journal:
         if isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
             self._answer(request, event, at, raw)
         elif isinstance(event, e.SectionReceived):
-            message = self.live.execution.handed.get(event.key)
+            message = self.live.execution.mailbox.handed.get(event.key)
             if message is not None:
                 self._answer(request, event, at, message)
             else:  # another one took the message
@@ -363,7 +363,7 @@ class Journal:
                 return
             if request.is_reported:
                 return
-            if self.live.execution.mailbox.get(name):
+            if self.live.execution.mailbox.queues.get(name):
                 request.is_reported = True
                 event = e.SectionReceived(*request.key, request.name, request.key[1] + 1, name)
                 self._turns.report(self.live, event, delivers=True)
@@ -412,8 +412,7 @@ class Journal:
         """32 random bytes, the same when the section runs again."""
         lane = LANE.get()
         self.lane_randoms[lane] = use = self.lane_randoms.get(lane, 0) + 1
-        seed = self.live.execution.beginning.seed
-        return sha256(f"{seed}:{self.section}:{lane}:{use}".encode()).digest()
+        return drawn(self.live.execution.beginning.seed, self.section, lane, use)
 
     def call(
         self, name: str, request: Any, perform: Callable[[], Any], *, retry: Retry | None = None, hint: Any = Any

@@ -60,7 +60,7 @@ def _standing(execution: Execution) -> dict[str, Any]:
         "its tasks are": [task.path for task in execution.loop.live_tasks()],
         "its next timer is due": execution.loop.next_deadline_of_any(),
         "its state is": execution.state,
-        "its mailbox holds": {name: list(queue) for name, queue in execution.mailbox.items() if queue},
+        "its mailbox holds": {name: list(queue) for name, queue in execution.mailbox.queues.items() if queue},
         "its end waits for": sorted(execution.holding),
     }
 

@@ -1,0 +1,62 @@
+"""What has come for a run and is not taken yet, and who waits for it.
+
+A message belongs to whoever takes it, not to whom it woke: a receive that was woken and is cancelled in the same moment
+leaves it to the next. Pure; what a message says is no matter here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from perdure.engine.calls import Key, ReceiveAsk
+
+
+class Mailbox:
+    """A queue of messages and a queue of waiting receives for each name, and what was handed to foreign code."""
+
+    __slots__ = ("_waiting", "handed", "queues")
+
+    def __init__(self, carried: Iterable[tuple[str, bytes]] = ()) -> None:
+        self.queues: dict[str, deque[bytes]] = {}
+        self.handed: dict[Key, bytes] = {}
+        self._waiting: dict[str, deque[ReceiveAsk]] = {}
+        for name, message in carried:
+            self.put(name, message)
+
+    def put(self, name: str, message: bytes) -> None:
+        """A message has come. It wakes nobody by itself."""
+        self.queue(name).append(message)
+
+    def queue(self, name: str) -> deque[bytes]:
+        """The messages of this name, the oldest first: for good, whatever comes later comes into the same."""
+        return self.queues.setdefault(name, deque())
+
+    def hand_over(self, key: Key, name: str) -> None:
+        """Foreign code takes a message for this call of its own, if one is left; else it goes on waiting."""
+        queue = self.queues.get(name)
+        if queue:
+            self.handed[key] = queue.popleft()
+
+    def join(self, ask: ReceiveAsk) -> None:
+        """A receive waits from now on, behind those that do already."""
+        self._waiting.setdefault(ask.message, deque()).append(ask)
+
+    def leave(self, ask: ReceiveAsk) -> None:
+        """A receive waits no longer, whether it takes a message or gives up."""
+        self._waiting[ask.message].remove(ask)
+
+    def wake(self, name: str) -> None:
+        """Wake as many waiting receives as there are messages, the oldest first."""
+        queue, waiting = self.queues.get(name), self._waiting.get(name)
+        if not queue or not waiting:
+            return
+        for ask in list(waiting)[: len(queue)]:
+            if not ask.future.done():
+                ask.future.set_result(None)
+
+    def carried(self) -> bytes:
+        """The messages that are left, for the next chapter."""
+        return msgspec.json.encode([[name, m.decode()] for name, queue in self.queues.items() for m in queue])
