@@ -79,12 +79,17 @@ class NotDurableError(UsageError):
 class EncodeError(UserCodeError):
     """A value that cannot be recorded so that it comes back equal. Nothing was written.
 
-    `path` says where in the value (`$.items[2].lock`), `what` what was found there, `hint` what to do.
+    `path` says where in the value (`$.items[2].lock`), `what` what was found there, `hint` what to do, `of` whose value
+    it is: the arguments of a step, its result.
     """
 
-    def __init__(self, path: str, what: str, hint: str = "") -> None:
-        super().__init__(f"{path}: {what}" + (f". {hint}" if hint else ""))
-        self.path, self.what, self.hint = path, what, hint
+    def __init__(self, path: str, what: str, hint: str = "", of: str = "") -> None:
+        super().__init__((f"{of}: " if of else "") + f"{path}: {what}" + (f". {hint}" if hint else ""))
+        self.path, self.what, self.hint, self.of = path, what, hint, of
+
+    def about(self, of: str) -> EncodeError:
+        """The same error, which says whose value it is."""
+        return EncodeError(self.path, self.what, self.hint, of)
 
 
 class DecodeError(UserCodeError):

@@ -6,7 +6,7 @@ Durations are given as `timedelta` or as seconds and kept as seconds (`..._secon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -58,6 +58,25 @@ def recordable(text: Any, *, what: str, length_max: int = 500) -> str:
     return text
 
 
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number, and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def several(given: Any) -> list[Any] | None:
+    """What an option that takes several things was given; None for a text, a mapping, or one thing alone."""
+    if not isinstance(given, Iterable) or isinstance(given, (str, bytes, Mapping)):
+        return None
+    return list(given)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def mapping(given: Any) -> dict[Any, Any] | None:
+    """A copy of what an option that takes names and values was given, {} for nothing; None if it is no mapping."""
+    if given is None:
+        return {}
+    return dict(given) if isinstance(given, Mapping) else None  # pyright: ignore[reportUnknownArgumentType]
+
+
 @dataclass(frozen=True, slots=True)
 class Retry:
     """How often a step is tried, and how long it waits in between.
@@ -84,30 +103,37 @@ class Retry:
 
     def __post_init__(self) -> None:
         first, longest = self.first_delay_seconds, self.max_delay_seconds
-        if isinstance(self.max_attempts, bool) or self.max_attempts < 1:
+        _ = self.max_elapsed_seconds
+        if not is_whole(self.max_attempts) or self.max_attempts < 1:
             raise DeclarationError(
-                f"Retry(max_attempts={self.max_attempts!r}): the first attempt counts, so it is at least 1"
+                f"Retry(max_attempts={self.max_attempts!r}): a whole number; the first attempt counts, so at least 1"
             )
-        if self.factor < 1:
-            raise DeclarationError(f"Retry(factor={self.factor!r}): waits cannot shrink; give 1 or more")
-        if not 0 <= self.jitter <= 1:
+        if not _is_number(self.factor) or self.factor < 1:
+            raise DeclarationError(f"Retry(factor={self.factor!r}): a number, 1 or more: waits cannot shrink")
+        if not _is_number(self.jitter) or not 0 <= self.jitter <= 1:
             raise DeclarationError(f"Retry(jitter={self.jitter!r}): a share of the wait, between 0 and 1")
         if first > longest:
             raise DeclarationError(
                 f"Retry(first_delay={first}, max_delay={longest}): the first wait exceeds the longest"
             )
+        if self.on is not None and not callable(self.on):  # pyright: ignore[reportUnnecessaryComparison]
+            raise DeclarationError(f"Retry(on={self.on!r}): a function that is given the exception")
 
     @property
     def first_delay_seconds(self) -> float:
-        return seconds(self.first_delay, what="Retry(first_delay=)")
+        return seconds(self.first_delay, what="Retry: first_delay")
 
     @property
     def max_delay_seconds(self) -> float:
-        return seconds(self.max_delay, what="Retry(max_delay=)")
+        return seconds(self.max_delay, what="Retry: max_delay")
 
     @property
     def max_elapsed_seconds(self) -> float | None:
-        return None if self.max_elapsed is None else seconds(self.max_elapsed, what="Retry(max_elapsed=)")
+        return None if self.max_elapsed is None else seconds(self.max_elapsed, what="Retry: max_elapsed")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class Drift(StrEnum):

@@ -58,11 +58,11 @@ def of(function: Callable[..., Any], parameter: str) -> Any:
 
 
 def _step(option: str) -> Any:
-    return of(workflow._make_step, option)  # pyright: ignore[reportPrivateUsage]
+    return of(workflow._step_with, option)  # pyright: ignore[reportPrivateUsage]
 
 
 def _workflow(option: str) -> Any:
-    return of(workflow._make_workflow, option)  # pyright: ignore[reportPrivateUsage]
+    return of(workflow._workflow_with, option)  # pyright: ignore[reportPrivateUsage]
 
 
 STORE = f"`PERDURE_STORE`, else `[tool.perdure] store` in `pyproject.toml`, else `{settings.DEFAULT_STORE}`"

@@ -143,6 +143,8 @@ async def outside(claim: Claim) -> None:
         assert_type(runtime, Runtime)
         run = await runtime.start(agent.call(claim), id="claim-42", tags={"kind": "claim"}, delay=timedelta(hours=1))
         assert_type(run, Run[list[str]])
+        anything: Run[object] = run  # whoever takes any result takes this one
+        assert_type(anything.id, str)
         assert_type(await run.result(), list[str])
         assert_type(await run.result(timeout=10, wait_blocked=True), list[str])
         assert_type(await (await runtime.start(plain_agent.call(claim))).result(), int)

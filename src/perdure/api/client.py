@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, cast
 
 import msgspec
 
@@ -34,7 +34,7 @@ from perdure.errors import (
 from perdure.history import events as e
 from perdure.runtime import load, mail
 from perdure.runtime.live import Standstill
-from perdure.specs import WorkflowSpec, recordable, seconds
+from perdure.specs import WorkflowSpec, is_whole, mapping, recordable, seconds
 from perdure.store.protocol import (
     Done,
     Ended,
@@ -55,9 +55,13 @@ if TYPE_CHECKING:
     from perdure.api.sync import SyncClient
 
 R = TypeVar("R")
+RESULT = TypeVar("RESULT", covariant=True)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN = codec_for(Any)
+
+ROWS_MAX = 2**31 - 1
+"""More than any store has."""
 
 
 def when(at: int) -> datetime:
@@ -103,7 +107,7 @@ class RunSummary:
     owner: str | None
 
 
-class Run(Generic[R]):
+class Run(Generic[RESULT]):
     """A handle on a run. It owns nothing: to drop it, or to stop waiting, changes nothing about the run.
 
     `how` says what `start` did: `"started"`, `"attached"` to a run under way, or found that it `"finished earlier"`.
@@ -136,7 +140,7 @@ class Run(Generic[R]):
         raw = (await self._client._read(self._find)).state
         return None if not raw else _PLAIN.loads(raw)
 
-    async def result(self, *, wait_blocked: bool = False, timeout: timedelta | float | None = None) -> R:
+    async def result(self, *, wait_blocked: bool = False, timeout: timedelta | float | None = None) -> RESULT:
         """Wait for the run's end and give its result, or raise what the workflow raised.
 
         RunBlockedError when the run is (or gets) parked, unless `wait_blocked`. RunCancelledError when it was
@@ -145,8 +149,11 @@ class Run(Generic[R]):
         limit = None if timeout is None else seconds(timeout, what="timeout")
         if limit is None:
             return self._outcome(await self._standstill(wait_blocked))
-        async with asyncio.timeout(limit):
-            how = await self._standstill(wait_blocked)
+        try:
+            async with asyncio.timeout(limit):
+                how = await self._standstill(wait_blocked)
+        except TimeoutError:
+            raise TimeoutError(f"run {self.id} has not ended within {limit:g} s; it goes on") from None
         return self._outcome(how)
 
     async def _standstill(self, wait_blocked: bool) -> Standstill:
@@ -169,14 +176,14 @@ class Run(Generic[R]):
         """Whether somebody unblocked or cancelled the run, and its worker has not read that yet."""
         return any(letter.kind in {"unblock", "cancel"} for letter in self._client._store.mail([info.rid]))
 
-    def _outcome(self, how: Standstill) -> R:
+    def _outcome(self, how: Standstill) -> RESULT:
         if how.status is Status.BLOCKED:
             raise RunBlockedError(self.id, how.reason, how.hint)
         if how.status is Status.CANCELLED:
             raise RunCancelledError(f"run {self.id} was cancelled")
         if how.status is Status.FAILED:
             raise load_exception(how.raw or b"null", self._raises)
-        return cast(R, self._codec.loads(how.raw or b"null"))
+        return cast(RESULT, self._codec.loads(how.raw or b"null"))
 
     async def send(self, name: str, value: Any = None) -> None:
         """Send the run a message; it is kept until the run receives it.
@@ -293,6 +300,15 @@ class Client:
     def _make_endings(self, store: Store) -> Endings:
         return Endings(store, polls=self._polls)
 
+    def __enter__(self) -> NoReturn:
+        name = type(self).__name__
+        raise UsageError(
+            f"`with {name}(...)` cannot work: write `async with {name}(...) as ...:`, or, outside of any event loop, "
+            f"`with {name}(...).sync() as ...:`"
+        )
+
+    def __exit__(self, *error: object) -> None: ...
+
     async def __aexit__(self, *error: object) -> None:
         if self._endings_open is not None:
             self._endings_open.close()
@@ -327,8 +343,9 @@ class Client:
         now = self._clock.now()
         due = now + round(_delay_seconds(delay) * 1_000_000)
         new = load.new_run(
-            spec, _checked_id(id), raw, now=now, tags=tags, owner=None if delay else self._owner(spec), due_at=due
-        )
+            spec, _checked_id(id), raw, now=now, tags=checked_tags(tags),
+            owner=None if delay else self._owner(spec), due_at=due,
+        )  # fmt: skip
         outcome = await self._write(new)
         if isinstance(outcome, Exists):
             return await self._attach(outcome.run, new, spec)
@@ -367,7 +384,7 @@ class Client:
     ) -> builtins.list[RunSummary]:
         """Runs, newest first."""
         which = Filter(
-            workflow=workflow, status=_statuses(status), tags=dict(tags or {}), limit=limit,
+            workflow=workflow, status=_statuses(status), tags=checked_tags(tags), limit=_checked_limit(limit),
             created_from=None if started_after is None else micros(started_after),
             created_until=None if started_before is None else micros(started_before),
         )  # fmt: skip
@@ -479,6 +496,23 @@ def _checked_id(id: Any) -> str:
     if id is None:
         return str(uuid.uuid4())
     return recordable(id, what="run id")
+
+
+def checked_tags(tags: Any) -> dict[str, str]:
+    """Tags as they are kept: names and values are texts."""
+    given = mapping(tags)
+    if given is None or not all(isinstance(each, str) for pair in given.items() for each in pair):
+        raise UsageError(f'tags={tags!r}: a dict of texts, as in tags={{"customer": "Ada"}}')
+    for name, value in given.items():
+        recordable(name, what="tag name")
+        recordable(value or "-", what=f"tag {name}")
+    return given
+
+
+def _checked_limit(limit: Any) -> int:
+    if not is_whole(limit) or limit < 1:
+        raise UsageError(f"list(limit={limit!r}): a whole number from 1 on")
+    return int(min(limit, ROWS_MAX))
 
 
 def _statuses(status: Any) -> frozenset[Status] | None:

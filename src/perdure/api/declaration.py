@@ -14,7 +14,8 @@ import logging
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -26,7 +27,8 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from perdure.engine.exact import INEXACT
-from perdure.errors import DeclarationError
+from perdure.errors import DeclarationError, UsageError
+from perdure.specs import recordable, several
 
 
 def check_step(declared: object) -> None:
@@ -52,6 +54,63 @@ def check_workflow(declared: object, is_durable: Callable[[object], bool]) -> No
     function = _check_kind(declared, "workflow")
     _check_closure(function, is_durable)
     _check_waits(function)
+
+
+# ── its options ─────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def options_of(function: object, kind: str, given: Iterable[str], known: Iterable[str]) -> Generator[None, None, None]:
+    """In the block the options of a declaration are read; whatever is wrong with them is told with the place.
+
+    DeclarationError for names that are no options of a `kind`."""
+    try:
+        for name in given:
+            if name not in known:
+                raise DeclarationError(f"{kind}({name}=...): there is no such option{_near(name, known)}")
+        yield
+    except (DeclarationError, UsageError) as error:
+        raise DeclarationError(f"{error}{_at(function)}") from None
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    import difflib  # only when something is wrong
+
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}=?" if near else f"; there are {', '.join(known)}"
+
+
+def checked_name(name: Any, kind: str, function: types.FunctionType) -> str:
+    """What stands in histories: the name that is given, else the function's."""
+    return function.__name__ if name is None else recordable(name, what=f"{kind}(name=)")
+
+
+def exception_classes(given: Any, kind: str) -> tuple[type[BaseException], ...]:
+    """The `raises=` of a declaration.
+
+    >>> exception_classes(ValueError, "step")
+    Traceback (most recent call last):
+    perdure.errors.DeclarationError: step(raises=<class 'ValueError'>): a list of exception classes, as in \
+raises=[ValueError]
+    """
+    classes = several(given)
+    if classes is None or not all(map(_is_exception_class, classes)):
+        example = given.__name__ if _is_exception_class(given) else "NotFound"
+        raise DeclarationError(f"{kind}(raises={given!r}): a list of exception classes, as in raises=[{example}]")
+    return tuple(classes)
+
+
+def _is_exception_class(it: Any) -> bool:
+    return inspect.isclass(it) and issubclass(it, BaseException)
+
+
+def texts(given: Any, option: str, example: str) -> tuple[str, ...]:
+    """An option that takes several texts; one alone is a text, and would be taken for its letters."""
+    found = several(given)
+    if found is None or not all(isinstance(each, str) for each in found):
+        raise DeclarationError(f"{option}={given!r}): a list of texts, as in {example}")
+    return tuple(found)
 
 
 # ── what kind of thing it is ────────────────────────────────────────────────────────────────

@@ -12,9 +12,10 @@ from typing import Any, Literal, Self, TypeVar
 from perdure.api.calls import Call
 from perdure.api.client import Client, Run, refuse_in_workflow_code
 from perdure.clock import Clock
+from perdure.engine.execution import SECONDS_MAX
 from perdure.errors import StoreError, UsageError
 from perdure.runtime.host import Host, Options, catalog_of
-from perdure.specs import WorkflowSpec, seconds
+from perdure.specs import WorkflowSpec, is_whole, mapping, seconds
 from perdure.store.protocol import NewRun, Outcome, RunInfo, Store, Write
 
 log = logging.getLogger("perdure")
@@ -60,13 +61,17 @@ class Runtime(Client):
         super().__init__(store, workflows=workflows, clock=clock)
         if adopt not in {"all", "own", "none"}:
             raise UsageError(f"Runtime(adopt={adopt!r}): 'all', 'own' or 'none'")
-        if seconds(lease, what="lease") < LEASE_SECONDS_MIN:
-            raise UsageError(f"Runtime(lease={lease!r}): at least {LEASE_SECONDS_MIN:g} s")
+        if not LEASE_SECONDS_MIN <= seconds(lease, what="lease") <= SECONDS_MAX:
+            raise UsageError(f"Runtime(lease={lease!r}): from {LEASE_SECONDS_MIN:g} s to 100 years")
+        caps = {"concurrent_runs": concurrent_runs, "concurrent_steps": concurrent_steps, "threads": threads}
+        for name, cap in caps.items():
+            if not is_whole(cap) or cap < 1:
+                raise UsageError(f"Runtime({name}={cap!r}): a whole number from 1 on")
         self._grace_seconds = seconds(grace, what="grace")
         self._options = Options(
             lease_seconds=seconds(lease, what="lease"), evict_after_seconds=seconds(evict_after, what="evict_after"),
             runs_max=concurrent_runs, steps_max=concurrent_steps, threads_max=threads, adopt=adopt,
-            provided=dict(provide or {}), guard=guard,
+            provided=_provided(provide), guard=guard,
         )  # fmt: skip
         self._catalog = catalog_of(self._workflows)
         self._host_open: Host | None = None
@@ -206,6 +211,13 @@ class Runtime(Client):
 
     def _spec_of(self, info: RunInfo) -> WorkflowSpec | None:
         return self._catalog.get((info.workflow, info.version))
+
+
+def _provided(given: Any) -> dict[type, Any]:
+    provided = mapping(given)
+    if provided is None or not all(isinstance(each, type) for each in provided):
+        raise UsageError(f"provide={given!r}: a dict of types and their clients, as in provide={{Payments: client}}")
+    return provided
 
 
 class Worker(Runtime):

@@ -8,11 +8,28 @@ from datetime import timedelta
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from perdure.api.calls import Call, DurableFunction, same_signature
-from perdure.api.declaration import check_step, check_workflow
+from perdure.api.declaration import (
+    check_step,
+    check_workflow,
+    checked_name,
+    exception_classes,
+    options_of,
+    texts,
+)
 from perdure.codec import arguments_codec_for, codec_for
 from perdure.engine.execution import Execution
 from perdure.errors import DeclarationError
-from perdure.specs import DEFAULT_TIMEOUT_SECONDS, Drift, Retry, StepSpec, WorkflowSpec, seconds
+from perdure.specs import (
+    DEFAULT_TIMEOUT_SECONDS,
+    Drift,
+    Retry,
+    StepSpec,
+    WorkflowSpec,
+    is_whole,
+    recordable,
+    seconds,
+    several,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -125,7 +142,7 @@ class _StepDecorator:
     @overload
     def __call__(self, function: Callable[P, R], /) -> SyncStep[P, R]: ...
     def __call__(self, function: Callable[..., Any], /) -> Any:
-        return _make_step(function, **self._options)
+        return _make_step(function, self._options)
 
 
 @overload
@@ -162,11 +179,17 @@ def step(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     >>> @step(retry=Retry(max_attempts=5), timeout=60)
     ... async def plan(question: str) -> str: ...
     """
-    return _StepDecorator(options) if function is None else _make_step(function, **options)
+    return _StepDecorator(options) if function is None else _make_step(function, options)
 
 
-def _make_step(
-    function: Callable[..., Any],
+def _make_step(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    check_step(function)
+    with options_of(function, "step", options, STEP_OPTIONS):
+        return _step_with(function, **options)
+
+
+def _step_with(
+    function: Any,
     *,
     name: str | None = None,
     retry: Retry | None = None,
@@ -179,24 +202,36 @@ def _make_step(
     raises: Iterable[type[BaseException]] = (),
     on_input_drift: str = "block",
 ) -> Any:
-    check_step(function)
     if record not in {"durable", "lazy"}:
         raise DeclarationError(f"step(record={record!r}): 'durable' or 'lazy'")
     if retry is not None and not isinstance(retry, Retry):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DeclarationError(f"step(retry={retry!r}): a Retry is wanted, as in retry=perdure.Retry(max_attempts=3)")
     if on_input_drift not in set(Drift):
         raise DeclarationError(f"step(on_input_drift={on_input_drift!r}): 'block' or 'accept'")
+    if digest is not None and not callable(digest):
+        raise DeclarationError(f"step(digest={digest!r}): a function of the arguments that gives what of them counts")
     is_async = inspect.iscoroutinefunction(function)
     arguments = arguments_codec_for(function)
     spec = StepSpec(
-        name=name or function.__name__, function=function, is_async=is_async, arguments=arguments,
-        result=arguments.result, retry=retry or Retry(), timeout_seconds=seconds(timeout, what="timeout"),
-        heartbeat_timeout_seconds=None if heartbeat_timeout is None else seconds(heartbeat_timeout,
-        what="heartbeat_timeout"),
-        lazy=record == "lazy", record_input=record_input, ignore=tuple(ignore), digest_view=digest,
-        raises=tuple(raises), on_input_drift=Drift(on_input_drift),
+        name=checked_name(name, "step", function), function=function, is_async=is_async, arguments=arguments,
+        result=arguments.result, retry=retry or Retry(), timeout_seconds=_limit(timeout, "timeout"),
+        heartbeat_timeout_seconds=None if heartbeat_timeout is None else _limit(heartbeat_timeout, "heartbeat_timeout"),
+        lazy=record == "lazy", record_input=record_input, digest_view=digest,
+        ignore=texts(ignore, "step(ignore", 'ignore=["$.messages[*].id"]'),
+        raises=exception_classes(raises, "step"), on_input_drift=Drift(on_input_drift),
     )  # fmt: skip
     return cast(Any, Step if is_async else SyncStep)(spec)
+
+
+STEP_OPTIONS = tuple(inspect.signature(_step_with).parameters)[1:]
+
+
+def _limit(duration: timedelta | float, option: str) -> float:
+    """A time that an attempt may take; none at all would let every one fail."""
+    limit = seconds(duration, what=option)
+    if not limit:
+        raise DeclarationError(f"step({option}={duration!r}): more than 0 seconds")
+    return limit
 
 
 class _WorkflowDecorator:
@@ -210,7 +245,7 @@ class _WorkflowDecorator:
     @overload
     def __call__(self, function: Callable[P, R], /) -> SyncWorkflow[P, R]: ...
     def __call__(self, function: Callable[..., Any], /) -> Any:
-        return _make_workflow(function, **self._options)
+        return _make_workflow(function, self._options)
 
 
 @overload
@@ -238,11 +273,17 @@ def workflow(function: Callable[..., Any] | None = None, /, **options: Any) -> A
     >>> @workflow(version=2)
     ... async def claims_agent(claim_id: str) -> str: ...
     """
-    return _WorkflowDecorator(options) if function is None else _make_workflow(function, **options)
+    return _WorkflowDecorator(options) if function is None else _make_workflow(function, options)
 
 
-def _make_workflow(
-    function: Callable[..., Any],
+def _make_workflow(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    check_workflow(function, lambda value: isinstance(value, Durable))
+    with options_of(function, "workflow", options, WORKFLOW_OPTIONS):
+        return _workflow_with(function, **options)
+
+
+def _workflow_with(
+    function: Any,
     *,
     name: str | None = None,
     version: Any = 1,
@@ -250,14 +291,29 @@ def _make_workflow(
     raises: Iterable[type[BaseException]] = (),
     replays: Iterable[int] = (),
 ) -> Any:
-    check_workflow(function, lambda value: isinstance(value, Durable))
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+    if not is_whole(version) or version < 1:
         raise DeclarationError(f"workflow(version={version!r}): a whole number from 1 on")
+    if receives is not None and not isinstance(receives, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DeclarationError(f'workflow(receives={receives!r}): a dict of names and types, as in {{"reply": str}}')
     is_async = inspect.iscoroutinefunction(function)
     arguments = arguments_codec_for(function)
     spec = WorkflowSpec(
-        name=name or function.__name__, version=version, function=function, is_async=is_async, arguments=arguments,
-        result=arguments.result, raises=tuple(raises), replays=frozenset(replays),
-        receives=None if receives is None else {message: codec_for(hint) for message, hint in receives.items()},
+        name=checked_name(name, "workflow", function), version=version, function=function, is_async=is_async,
+        arguments=arguments, result=arguments.result,
+        raises=exception_classes(raises, "workflow"), replays=_versions(replays),
+        receives=None if receives is None else {
+            recordable(message, what="workflow(receives=): message name"): codec_for(hint)
+            for message, hint in receives.items()
+        },
     )  # fmt: skip
     return cast(Any, Workflow if is_async else SyncWorkflow)(spec)
+
+
+WORKFLOW_OPTIONS = tuple(inspect.signature(_workflow_with).parameters)[1:]
+
+
+def _versions(given: Any) -> frozenset[int]:
+    versions = several(given)
+    if versions is None or not all(is_whole(version) and version >= 1 for version in versions):
+        raise DeclarationError(f"workflow(replays={given!r}): a set of versions, as in replays={{7}}")
+    return frozenset(versions)

@@ -35,7 +35,7 @@ def call_of(workflow: AnyWorkflow, given: Sequence[str], named: Sequence[str] = 
     except TypeError as error:
         raise CommandError(f"{error}; it takes {_signature(workflow, parameters)}") from error
     except EncodeError as error:
-        raise CommandError(f"the arguments of {workflow.name}: {error}") from error
+        raise CommandError(str(error)) from error
     return workflow.call(*args, **kwargs)
 
 

@@ -68,13 +68,13 @@ class ArgumentsCodec:
                 name = self._var_keyword
                 self._add_extras(wire, kwargs)
         except Unfit as no:
-            raise EncodeError(at + key_step(name) + no.path(), no.what, no.hint) from None
+            raise EncodeError(at + key_step(name) + no.path(), no.what, no.hint, self._words) from None
         except RecursionError:
-            raise EncodeError(at + key_step(name), too_deep().what, too_deep().hint) from None
+            raise EncodeError(at + key_step(name), too_deep().what, too_deep().hint, self._words) from None
         try:
             return canonical_bytes(wire)
         except Unfit as no:
-            raise EncodeError(at + no.path(), no.what, no.hint) from None
+            raise EncodeError(at + no.path(), no.what, no.hint, self._words) from None
 
     def loads(self, raw: bytes, at: str = "$") -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What to call the function with: `fn(*args, **kwargs)`.
@@ -89,6 +89,10 @@ class ArgumentsCodec:
             raise DecodeError(at, "more levels of nesting than the stack has left") from None
 
     # ── writing ──
+
+    @property
+    def _words(self) -> str:
+        return f"the arguments of {self.name}()"
 
     def _rest_to_wire(self, rest: tuple[Any, ...]) -> list[Any]:
         wire: list[Any] = []

@@ -157,6 +157,8 @@ def not_this(value: Any, words: str) -> Unfit:
 def _advice(found: type, words: str) -> str:
     if is_secret(found):
         return SECRET_ADVICE
+    if hasattr(found, "__await__"):
+        return "It was not awaited: put `await` before the call that made it"
     if words == PLAIN_WORDS:
         return "Annotate the parameter, field or return value that holds it with its type"
     if found in PLAIN_TYPES:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from perdure.codec import dump_exception
-from perdure.errors import PerdureError
+from perdure.errors import EncodeError, PerdureError
 from perdure.specs import WorkflowSpec
 
 
@@ -80,9 +80,8 @@ def _completed(spec: WorkflowSpec, result: Any) -> Ending:
         return Completed(spec.result.dumps(result))
     try:
         return Completed(spec.result.dumps(result))
-    except PerdureError as error:
-        error.add_note(f"the workflow {spec.name} returned it")
-        return Failed(dump_exception(error, ()))
+    except EncodeError as error:
+        return Failed(dump_exception(error.about(f"the result of {spec.name}()"), ()))
 
 
 def _next_chapter(spec: WorkflowSpec, error: ContinueAsNew) -> Ending:

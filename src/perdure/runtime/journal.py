@@ -452,7 +452,7 @@ class Journal:
                 raw = spec.result.dumps(perform())
                 kind: Any = e.StepCompleted
             except EncodeError as error:
-                raw, kind = dump_exception(error, ()), e.StepFailed
+                raw, kind = dump_exception(error.about(f"the result of {spec.name}()"), ()), e.StepFailed
             except Exception as error:
                 now = self._turns.clock.now()
                 decision = next_attempt(

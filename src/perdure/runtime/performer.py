@@ -237,8 +237,7 @@ class Performer:
         try:
             raw = ask.spec.result.dumps(value)
         except EncodeError as error:
-            error.add_note(f"{ask.spec.name}() returned it; annotate its return type, or return what can be recorded")
-            self._give_up(flight, error)
+            self._give_up(flight, error.about(f"the result of {ask.spec.name}()"))
             return
         self._end(flight)
         self._record(flight, e.StepCompleted, raw, delivers=True, is_lazy=ask.spec.lazy)

@@ -1,0 +1,207 @@
+"""Options and arguments that cannot be meant get one error, which names the user's function and what to write."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure import Client, DeclarationError, EncodeError, Retry, Runtime, UsageError, Worker, step, workflow
+
+anything: Any = object()
+
+
+async def plan(question: str) -> str:
+    return question
+
+
+async def agent() -> None: ...
+
+
+STEP_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "a name that is none": ({"bogus": 1}, r"step\(bogus=\.\.\.\): there is no such option; there are name, retry, "),
+    "a typo": ({"retries": Retry()}, r"step\(retries=\.\.\.\): there is no such option; did you mean retry=\?"),
+    "an empty name": ({"name": ""}, r"step\(name=\) '': a text of 1 to 500 characters"),
+    "a name of another type": ({"name": 7}, r"step\(name=\) 7: a text of 1 to 500"),
+    "a number of attempts": ({"retry": 3}, r"step\(retry=3\): a Retry is wanted, as in retry=perdure\.Retry"),
+    "no time at all": ({"timeout": 0}, r"step\(timeout=0\): more than 0 seconds"),
+    "a time in words": ({"timeout": "60"}, r"timeout='60' is no duration: give a timedelta"),
+    "no heartbeat ever": ({"heartbeat_timeout": 0}, r"step\(heartbeat_timeout=0\): more than 0 seconds"),
+    "a class that is no exception": ({"raises": int}, r"raises=<class 'int'>\): a list of exception classes, as in"),
+    "one class alone": ({"raises": KeyError}, r"a list of exception classes, as in raises=\[KeyError\]"),
+    "names of classes": ({"raises": ["KeyError"]}, r"raises=\['KeyError'\]\): a list of exception classes"),
+    "one path alone": ({"ignore": "$.id"}, r"step\(ignore='\$\.id'\): a list of texts, as in ignore=\["),
+    "a digest": ({"digest": "$.id"}, r"step\(digest='\$\.id'\): a function of the arguments"),
+    "how to record": ({"record": "never"}, r"step\(record='never'\): 'durable' or 'lazy'"),
+}
+
+WORKFLOW_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
+    "an option of steps": ({"retry": Retry()}, r"workflow\(retry=\.\.\.\): there is no such option"),
+    "an empty name": ({"name": " "}, r"workflow\(name=\) ' ': a text"),
+    "a version in words": ({"version": "2"}, r"workflow\(version='2'\): a whole number from 1 on"),
+    "messages without types": ({"receives": ["reply"]}, r"workflow\(receives=\['reply'\]\): a dict of names and types"),
+    "a message without a name": ({"receives": {"": str}}, r"workflow\(receives=\): message name '': a text"),
+    "one version alone": ({"replays": 7}, r"workflow\(replays=7\): a set of versions, as in replays=\{7\}"),
+    "a version that cannot be": ({"replays": {0}}, r"workflow\(replays=\{0\}\): a set of versions"),
+    "a class that is no exception": ({"raises": [int]}, r"workflow\(raises=\[<class 'int'>\]\): a list of exception"),
+}
+
+
+@pytest.mark.parametrize(("options", "says"), STEP_OPTIONS.values(), ids=STEP_OPTIONS)
+def test_options_of_a_step(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(DeclarationError, match=says) as refused:
+        step(**options)(plan)
+    assert re.search(r"\(plan, .*test_misuse\.py:\d+\)$", str(refused.value))
+
+
+@pytest.mark.parametrize(("options", "says"), WORKFLOW_OPTIONS.values(), ids=WORKFLOW_OPTIONS)
+def test_options_of_a_workflow(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(DeclarationError, match=says) as refused:
+        workflow(**options)(agent)
+    assert re.search(r"\(agent, .*test_misuse\.py:\d+\)$", str(refused.value))
+
+
+RETRIES: dict[str, tuple[dict[str, Any], str]] = {
+    "attempts in words": ({"max_attempts": "3"}, r"Retry\(max_attempts='3'\): a whole number"),
+    "half an attempt": ({"max_attempts": 2.5}, r"Retry\(max_attempts=2\.5\): a whole number"),
+    "a factor that is none": ({"factor": float("nan")}, r"Retry\(factor=nan\): a number, 1 or more"),
+    "a factor without end": ({"factor": float("inf")}, r"Retry\(factor=inf\): a number, 1 or more"),
+    "a factor in words": ({"factor": "2"}, r"Retry\(factor='2'\): a number"),
+    "a jitter that is none": ({"jitter": float("nan")}, r"Retry\(jitter=nan\): a share of the wait"),
+    "a limit that is past": ({"max_elapsed": -1}, r"Retry: max_elapsed=-1: a duration is"),
+    "a limit in words": ({"max_elapsed": "1h"}, r"Retry: max_elapsed='1h' is no duration"),
+    "a delay in words": ({"first_delay": "1s"}, r"Retry: first_delay='1s' is no duration"),
+    "an answer for a question": ({"on": True}, r"Retry\(on=True\): a function that is given the exception"),
+}
+
+
+@pytest.mark.parametrize(("options", "says"), RETRIES.values(), ids=RETRIES)
+def test_options_of_a_retry(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(DeclarationError, match=says):
+        Retry(**options)
+
+
+RUNTIMES: dict[str, tuple[dict[str, Any], str]] = {
+    "clients without types": ({"provide": [1]}, r"provide=\[1\]: a dict of types and their clients"),
+    "clients by name": ({"provide": {"mail": 1}}, r"provide=\{'mail': 1\}: a dict of types and their clients"),
+    "no room": ({"concurrent_runs": 0}, r"Runtime\(concurrent_runs=0\): a whole number from 1 on"),
+    "room in words": ({"threads": "8"}, r"Runtime\(threads='8'\): a whole number from 1 on"),
+    "a lease without end": ({"lease": 1e300}, r"Runtime\(lease=1e\+300\): from 0\.1 s to 100 years"),
+}
+
+
+@pytest.mark.parametrize(("options", "says"), RUNTIMES.values(), ids=RUNTIMES)
+def test_options_of_a_runtime(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        Runtime(":memory:", **options)
+
+
+@pytest.mark.parametrize("kind", [Client, Runtime, Worker])
+def test_with_alone_names_what_to_write(kind: type[Client]) -> None:
+    name = kind.__name__
+    with pytest.raises(UsageError, match=rf"`async with {name}\(\.\.\.\) as .*`with {name}\(\.\.\.\)\.sync\(\) as"):
+        with kind(":memory:"):
+            pass
+
+
+waits = workflow(name="waits")(agent)
+
+CALLS: dict[str, tuple[Callable[[Client], Any], str]] = {
+    "tags in a list": (lambda c: c.start(waits.call(), tags=anything_else(["x"])), r"tags=\['x'\]: a dict of texts"),
+    "a number as a tag": (lambda c: c.start(waits.call(), tags=anything_else({"n": 1})), r"tags=\{'n': 1\}: a dict"),
+    "a tag without a name": (lambda c: c.start(waits.call(), tags={"": "x"}), r"tag name '': a text of"),
+    "a list of less than none": (lambda c: c.list(limit=-1), r"list\(limit=-1\): a whole number from 1 on"),
+    "a list of tags": (lambda c: c.list(tags=anything_else(["x"])), r"tags=\['x'\]: a dict of texts"),
+}
+
+
+def anything_else(value: Any) -> Any:
+    return value
+
+
+@pytest.mark.parametrize(("call", "says"), CALLS.values(), ids=CALLS)
+def test_arguments_of_a_client(call: Callable[[Client], Any], says: str) -> None:
+    async def main() -> None:
+        async with Client(":memory:") as client:
+            with pytest.raises(UsageError, match=says):
+                await call(client)
+            assert await client.list(limit=10**30) == []
+
+    asyncio.run(main())
+
+
+# ── what cannot be recorded says whose it is ────────────────────────────────────────────────
+
+
+@step
+async def asks(question: Any) -> Any:
+    return question
+
+
+@step
+async def gives_a_lock() -> Any:
+    return object()
+
+
+@workflow
+async def forgets_to_await() -> Any:
+    return await asks(asks("a"))
+
+
+@workflow
+async def forgets_deep_inside() -> Any:
+    return await asks({"all": [agent()]})
+
+
+@workflow
+async def returns_a_call() -> Any:
+    return asks("a")
+
+
+@workflow
+async def has_a_bad_step() -> Any:
+    return await gives_a_lock()
+
+
+REFUSED = {
+    "an argument": (
+        forgets_to_await,
+        r"the arguments of asks\(\): \$\.question: a value of type .*Call, .*It was not awaited: put `await` before",
+    ),
+    "inside an argument": (
+        forgets_deep_inside,
+        r"the arguments of asks\(\): \$\.question\.all\[0\]: a value of type coroutine, .*It was not awaited",
+    ),
+    "a workflow's result": (returns_a_call, r"the result of returns_a_call\(\): \$: .*Call, .*It was not awaited"),
+    "a step's result": (has_a_bad_step, r"the result of gives_a_lock\(\): \$: a value of type object, which is not"),
+}
+
+
+@pytest.mark.parametrize(("flow", "says"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_what_cannot_be_recorded(flow: Any, says: str) -> None:
+    async def main() -> None:
+        async with Runtime(":memory:", workflows=[flow]) as runtime:
+            with pytest.raises(EncodeError, match=says) as refused:
+                await (await runtime.start(flow.call())).result()
+            assert refused.value.of.startswith("the ")
+
+    asyncio.run(main())
+
+
+def test_how_long_was_waited() -> None:
+    @workflow
+    async def sleeps() -> None:
+        await perdure.sleep(3600)
+
+    async def main() -> None:
+        async with Runtime(":memory:", workflows=[sleeps]) as runtime:
+            run = await runtime.start(sleeps.call(), id="long")
+            with pytest.raises(TimeoutError, match=r"run long has not ended within 0 s; it goes on"):
+                await run.result(timeout=0)
+
+    asyncio.run(main())
