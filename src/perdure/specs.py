@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from perdure.errors import DeclarationError, UsageError
 
@@ -77,7 +79,7 @@ def mapping(given: Any) -> dict[Any, Any] | None:
     return dict(given) if isinstance(given, Mapping) else None  # pyright: ignore[reportUnknownArgumentType]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Retry:
     """How often a step is tried, and how long it waits in between.
 
@@ -143,8 +145,7 @@ class Drift(StrEnum):
     ACCEPT = "accept"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepSpec:
+class StepSpec(msgspec.Struct, frozen=True, eq=False):
     """A step as declared."""
 
     name: str
@@ -152,7 +153,7 @@ class StepSpec:
     is_async: bool
     arguments: ArgumentsCodec
     result: ValueCodec
-    retry: Retry = field(default_factory=Retry)
+    retry: Retry = msgspec.field(default_factory=Retry)
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     heartbeat_timeout_seconds: float | None = None
     lazy: bool = False
@@ -163,8 +164,7 @@ class StepSpec:
     on_input_drift: Drift = Drift.BLOCK
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WorkflowSpec:
+class WorkflowSpec(msgspec.Struct, frozen=True, eq=False):
     """A workflow as declared."""
 
     name: str

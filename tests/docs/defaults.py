@@ -66,7 +66,7 @@ def _workflow(option: str) -> Any:
 
 
 STORE = f"`PERDURE_STORE`, else `[tool.perdure] store` in `pyproject.toml`, else `{settings.DEFAULT_STORE}`"
-WAITS = Options.retry_after_death_seconds
+WAITS = Options().retry_after_death_seconds
 
 _retry, _runtime = Retry(), perdure.Runtime
 

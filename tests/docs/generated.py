@@ -142,6 +142,7 @@ Group = tuple[classify.Rule, str]
 def failures() -> str:
     statuses: dict[str, classify.Rule] = {str(status): rule for status, rule in classify.STATUSES.items()}
     statuses |= {f"other {digit}xx": rule for digit, rule in classify.STATUS_CLASSES.items()}
+    classes = {**_by_name(classify.CLASSES), **classify.CLASS_NAMES}
     by_evidence: list[tuple[str, list[Group]]] = [
         ("1. the step's own word", _grouped(_by_name(classify.VERDICTS))),
         ("2. a model's refusal", [(classify.REFUSAL, _names(sorted(classify.REFUSAL_FINISH_REASONS)))]),
@@ -149,7 +150,7 @@ def failures() -> str:
         ("3. an answer: 4xx or 503 that says when to come back", [(classify.COME_BACK, "`Retry-After`")]),
         ("3. an answer: error code", _grouped(classify.CODES)),
         ("4. the network", _grouped(_without_libraries(classify.NETWORK))),
-        ("5. by class", [*_grouped(_by_name(classify.CLASSES)), (classify.UNKNOWN, "everything else")]),
+        ("5. by class", [*_grouped(classes), (classify.UNKNOWN, "everything else")]),
     ]
     lines = [
         ("" if index else evidence, about, rule.means, _AGAIN[rule.kind])

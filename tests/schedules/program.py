@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import signal
 import sys
@@ -12,6 +11,8 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+import msgspec
 
 import perdure
 from perdure import Retry, Runtime, StepError, step, workflow
@@ -249,7 +250,7 @@ WORKFLOWS = [
 def runtime() -> Runtime:
     opened = Runtime(os.environ["STORE"], workflows=WORKFLOWS, lease=float(os.environ.get("LEASE", "10")))
     forgiven = MANY_DEATHS_FORGIVEN_AFTER if "PATIENT" in os.environ else DEATHS_FORGIVEN_AFTER
-    opened._options = dataclasses.replace(opened._options, retry_after_death_seconds=forgiven)
+    opened._options = msgspec.structs.replace(opened._options, retry_after_death_seconds=forgiven)
     return opened
 
 

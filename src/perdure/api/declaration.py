@@ -12,6 +12,7 @@ import functools
 import inspect
 import logging
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -20,11 +21,8 @@ from contextvars import ContextVar
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
-from fractions import Fraction
-from pathlib import PurePath
 from typing import Any, cast
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
 from perdure.engine.exact import INEXACT
 from perdure.errors import DeclarationError, UsageError
@@ -247,21 +245,31 @@ def _held(
 
 CANNOT_CHANGE: tuple[type, ...] = (
     type(None), bool, int, float, complex, str, bytes, range, type(...), type(NotImplemented),
-    datetime, date, time, timedelta, timezone, ZoneInfo, Decimal, Fraction, UUID, Enum, PurePath, re.Pattern,
+    datetime, date, time, timedelta, timezone, Decimal, UUID, Enum, re.Pattern,
     types.ModuleType, type, types.GenericAlias, types.UnionType, typing.TypeVar, typing.ParamSpec, typing.NewType,
     logging.Logger, logging.LoggerAdapter, ContextVar,
 )  # fmt: skip
 """Loggers and context variables can, but they are found by name, and each run has a context of its own."""
 
+CANNOT_CHANGE_EITHER = {"fractions": "Fraction", "pathlib": "PurePath", "zoneinfo": "ZoneInfo"}
+"""Module → class. Nobody has a value of it who has not imported the module, and it takes long to import."""
+
 
 def _is_fixed(value: object) -> bool:
     if isinstance(value, CANNOT_CHANGE) or type(value) is object or typing.get_origin(value) is not None:
+        return True
+    if any(_is_of(value, module, name) for module, name in CANNOT_CHANGE_EITHER.items()):
         return True
     if isinstance(value, types.BuiltinFunctionType):  # `calls.append` is one too, and brings its list along
         return value.__self__ is None or isinstance(value.__self__, (types.ModuleType, type))
     if isinstance(value, (tuple, frozenset)):
         return all(map(_is_fixed, cast("tuple[object, ...]", value)))
     return _is_frozen(value) and all(_is_fixed(getattr(value, name, None)) for name in _fields(value))
+
+
+def _is_of(value: object, module: str, name: str) -> bool:
+    cls = getattr(sys.modules.get(module), name, None)
+    return cls is not None and isinstance(value, cls)
 
 
 def _is_frozen(value: object) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from perdure.clock import Clock
 from perdure.errors import UsageError
@@ -19,15 +18,16 @@ def store_url() -> str:
 
 
 def _from_pyproject() -> str | None:
-    path = Path("pyproject.toml")
-    if not path.is_file():
+    path = os.path.abspath("pyproject.toml")
+    if not os.path.isfile(path):
         return None
     import tomllib
 
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            table = tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path.absolute()} cannot be read, so [tool.perdure] store is unknown: {error}") from error
+        raise UsageError(f"{path} cannot be read, so [tool.perdure] store is unknown: {error}") from error
     store = table.get("tool", {}).get("perdure", {}).get("store")
     return None if store is None else str(store)
 

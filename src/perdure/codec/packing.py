@@ -17,9 +17,10 @@ from __future__ import annotations
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from perdure.codec.digests import DIGEST_SIZE, REFERENCE, SMALL_MAX, assembled, children
 from perdure.errors import HistoryCorruptError
@@ -57,8 +58,7 @@ class Packed(NamedTuple):
     grown: tuple[Growth, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Cut:
+class Cut(msgspec.Struct, frozen=True, eq=False):
     """A growing array at one of its lengths."""
 
     length: int
@@ -75,8 +75,7 @@ class Cut:
     """The tails since then."""
 
 
-@dataclass(slots=True, eq=False)
-class Growth:
+class Growth(msgspec.Struct, eq=False):
     """One growing array: its latest text, and some of the lengths it had."""
 
     text: bytes

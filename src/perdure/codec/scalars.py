@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import enum
-import pathlib
 import re
 import sys
 import uuid
@@ -96,8 +95,8 @@ def _unpicklable(zone: Any) -> bool:
     return False
 
 
-_SUFFIXED = re.compile(r"([^\[]*)((?:\[[^\]]*\])*)")
-_SUFFIX = re.compile(r"\[([^\]]*)\]")
+_SUFFIXED = r"([^\[]*)((?:\[[^\]]*\])*)"
+_SUFFIX = r"\[([^\]]*)\]"
 
 
 def _unzoned(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -106,11 +105,11 @@ def _unzoned(read: Callable[[str], Any]) -> Callable[[str], Any]:
     def from_text(text: str) -> Any:
         if "[" not in text:
             return read(text)
-        parts = _SUFFIXED.fullmatch(text)
+        parts = re.fullmatch(_SUFFIXED, text)
         if parts is None:
             raise ValueError("unbalanced brackets")
         moment = read(parts[1])
-        for suffix in _SUFFIX.findall(parts[2]):
+        for suffix in re.findall(_SUFFIX, parts[2]):
             moment = _with_suffix(moment, suffix)
         return moment
 
@@ -155,11 +154,11 @@ def _duration_text(span: dt.timedelta) -> str:
     return f"P{span.days}DT{span.seconds}{fraction}S"
 
 
-_DURATION = re.compile(r"P(-?\d+)DT(\d+)(?:\.(\d{6}))?S")
+_DURATION = r"P(-?\d+)DT(\d+)(?:\.(\d{6}))?S"
 
 
 def _duration(text: str) -> dt.timedelta:
-    parts = _DURATION.fullmatch(text)
+    parts = re.fullmatch(_DURATION, text)
     if parts is None:
         raise ValueError("not like P1DT30S")
     return dt.timedelta(days=int(parts[1]), seconds=int(parts[2]), microseconds=int(parts[3] or 0))
@@ -208,25 +207,30 @@ SCALARS: dict[type, Shape] = {
     Decimal: text_shape(Decimal, str, Decimal),
     complex: text_shape(complex, lambda value: f"{value.real.hex()} {value.imag.hex()}", _complex),
     uuid.UUID: text_shape(uuid.UUID, str, uuid.UUID),
-    pathlib.PurePosixPath: _same_class(pathlib.PurePosixPath),
-    pathlib.PureWindowsPath: _same_class(pathlib.PureWindowsPath),
-    pathlib.PurePath: text_shape(type(pathlib.PurePath()), str, pathlib.PurePath, "PurePath"),
-    pathlib.Path: text_shape(type(pathlib.Path()), str, pathlib.Path, "Path"),
-    type(pathlib.Path()): _same_class(type(pathlib.Path())),
 }
-"""Every class outside JSON that is recorded as one string."""
+"""The classes outside JSON that are recorded as one string. See `late_scalar` for more."""
 
 
 def late_scalar(cls: type) -> Shape | None:
     """The shape of a standard class that is rarely used, told by name so that its module need not be imported."""
     if _is_zone_info(cls):
         return text_shape(cls, _zone_key, _zone_of)
-    return _same_class(cls) if f"{cls.__module__}.{cls.__name__}" in _LATE else None
+    if cls.__name__ not in _LATE.get(cls.__module__.partition(".")[0], ()):
+        return None
+    if cls.__name__ in _CHOOSING:
+        return text_shape(type_of(cls()), str, cls, cls.__name__)
+    return _same_class(cls)
 
 
-_LATE = frozenset(
-    {"fractions.Fraction", *(f"ipaddress.IPv{version}{kind}" for version in "46" for kind in ("Address", "Network"))}
-)
+_CHOOSING = ("Path", "PurePath")
+"""Their instances are of the class for this system."""
+
+_LATE: dict[str, tuple[str, ...]] = {
+    "fractions": ("Fraction",),
+    "ipaddress": ("IPv4Address", "IPv4Network", "IPv6Address", "IPv6Network"),
+    "pathlib": (*_CHOOSING, "PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"),
+}
+"""Module → classes in it, or in its submodules (`pathlib._local`)."""
 
 
 # ── others ──────────────────────────────────────────────────────────────────────────────────

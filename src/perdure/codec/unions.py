@@ -8,8 +8,9 @@ reordered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from perdure.codec.plain import BOOL, FLOAT, INT, NONE, PLAIN, STR, plain_from_wire, plain_to_wire
 from perdure.codec.shape import NO_TYPE, Shape, Unfit, kind_of, not_this, not_wire, type_of, union_words
@@ -18,8 +19,7 @@ PLAIN_MEMBERS = (NONE, BOOL, INT, FLOAT, STR, PLAIN)
 """Members whose wire needs no mark: these come first when untagged text is read."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Member:
+class Member(msgspec.Struct, frozen=True, eq=False):
     """One member of a union, as the writer sees it."""
 
     shape: Shape

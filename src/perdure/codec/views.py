@@ -17,7 +17,7 @@ import msgspec
 
 from perdure.errors import DeclarationError
 
-_STEP = re.compile(
+_STEP = (
     r"""\.(?P<name>[^.\[\]*]+)|\.(?P<every>\*)|\[(?P<all>\*)\]|\[(?P<index>\d+)\]|\["(?P<quoted>(?:[^"\\]|\\.)*)"\]"""
 )
 
@@ -53,7 +53,7 @@ def _parsed(path: str) -> Route:
     if not path.startswith("$"):
         raise DeclarationError(f"{path!r} is no path: it begins with $, like $.messages[*].id")
     while position < len(path):
-        match = _STEP.match(path, position)
+        match = re.compile(_STEP).match(path, position)
         if match is None:
             raise DeclarationError(
                 f"{path!r} is no path: not understood from {path[position:]!r} on (like $.messages[*].id)"

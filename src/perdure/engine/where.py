@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import PurePath
 from types import FrameType
 from typing import Any
 
-_OWN = str(PurePath(__file__).parent.parent)
-_LIBRARY = str(PurePath(sys.modules["asyncio"].__file__ or "").parent.parent)
+_OWN: str = sys.modules["perdure"].__path__[0]
+_LIBRARY: str = sys.modules["asyncio"].__path__[0].removesuffix("asyncio")
 _THREAD_BRIDGES = frozenset({"run_sync_in_worker_thread", "run_sync", "to_thread"})
 
 
@@ -29,7 +28,8 @@ def _is_user(frame: FrameType) -> bool:
 
 
 def _told(frame: FrameType) -> str:
-    return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+    file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
+    return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 def frames_of(task: Any) -> Iterator[FrameType]:

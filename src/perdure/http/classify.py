@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, cast
+
+import msgspec
+from msgspec.structs import replace
 
 from perdure import errors
 from perdure.http import evidence
@@ -48,8 +49,7 @@ class Sent(StrEnum):
     """It may have left and it may have worked: an effect is in doubt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """A classified failure.
 
     `after_seconds` is what the other side, or the step's verdict, asked us to wait at least. `undecided` is the
@@ -68,8 +68,7 @@ class Failure:
         return self.sent is Sent.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """A row of the tables."""
 
     kind: Kind
@@ -256,7 +255,6 @@ CLASSES: Mapping[type[BaseException], Rule] = {
     ArithmeticError: _BUG,
     LookupError: _BUG,
     ValueError: _BUG,
-    json.JSONDecodeError: _GARBLED,
     UnicodeError: _GARBLED,
     FileNotFoundError: _FILE,
     FileExistsError: _FILE,
@@ -272,7 +270,10 @@ CLASSES: Mapping[type[BaseException], Rule] = {
     GeneratorExit: _STOP,
 }
 """By the nearest base class."""
-CLASS_NAMES: Mapping[str, Rule] = {"ValidationError": _SCHEMA}  # pydantic, msgspec, jsonschema, ...
+CLASS_NAMES: Mapping[str, Rule] = {
+    "ValidationError": _SCHEMA,  # pydantic, msgspec, jsonschema, ...
+    "JSONDecodeError": _GARBLED,  # json, simplejson, ...
+}
 
 FILE_ERRNOS: Mapping[int, Rule] = dict.fromkeys((errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP), _FILE)
 

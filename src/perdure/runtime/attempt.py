@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+
+class Attempt(msgspec.Struct, frozen=True):
     """One attempt at a step. `number` counts from 1 and is durable: an attempt that died keeps its number."""
 
     run_id: str

@@ -12,8 +12,9 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+import msgspec
 
 from perdure.clock import MICROSECONDS, Alarm, Clock
 from perdure.engine import exact
@@ -34,8 +35,7 @@ SILENCE_AFTER_LEASE_SECONDS = 0.5
 SHUTDOWN_SECONDS_MAX = 1.5
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """How a worker behaves. Seconds are real time. `lease` and `stopwatch` are the machine's; a simulation has its own.
 
     `drive`, if given, drives each turn: it calls what it is given."""
@@ -47,7 +47,7 @@ class Options:
     threads_max: int = 32
     retry_after_death_seconds: tuple[float, ...] = (0.0, 10.0, 60.0)
     adopt: Literal["all", "own", "none"] = "all"
-    provided: Mapping[type, Any] = field(default_factory=dict[type, Any])
+    provided: Mapping[type, Any] = msgspec.field(default_factory=dict[type, Any])
     compare_all_inputs: bool = False
     guard: bool = False
     drive: Callable[[LiveRun, Callable[[], None]], None] | None = None

@@ -5,7 +5,7 @@ The step is the only one who retries; so the number of requests that leave is th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from perdure.clock import MICROSECONDS
 from perdure.http.classify import Failure, Kind
@@ -15,15 +15,13 @@ LONGEST_WAIT_SECONDS = 366 * 24 * 3600.0
 """A year: whoever asks us to wait for longer (a header with too many digits) gets this."""
 
 
-@dataclass(frozen=True, slots=True)
-class Again:
+class Again(msgspec.Struct, frozen=True):
     """The next attempt begins at `at` (microseconds since the epoch), not before."""
 
     at: int
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(msgspec.Struct, frozen=True):
     """There is no further attempt; `why` is a sentence for a person. `needs_person`: the run is parked, not failed."""
 
     why: str

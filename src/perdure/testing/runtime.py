@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
+
+from msgspec.structs import replace
 
 from perdure.api.calls import Call
 from perdure.api.client import Run

@@ -6,11 +6,12 @@ end. A plain append by the run's owner is judged by what the last commit left in
 
 from __future__ import annotations
 
-import json
+import os
 import sqlite3
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from perdure.store import rules
 from perdure.store.protocol import (
@@ -34,7 +35,7 @@ from perdure.store.sql import load_queries
 from perdure.store.sqlite.rows import run_info
 from perdure.store.sqlite.writer import Facts
 
-QUERIES = load_queries(Path(__file__).with_name("queries"))
+QUERIES = load_queries(os.path.join(os.path.dirname(__file__), "queries"))
 INSERT_EVENT = QUERIES["insert_event"]
 
 
@@ -304,4 +305,4 @@ def is_quiet(connection: sqlite3.Connection, rid: int, claimed_length: int) -> b
 
 
 def _tags(new: NewRun) -> str:
-    return json.dumps(dict(new.tags)) if new.tags else "{}"
+    return msgspec.json.encode(dict(new.tags)).decode() if new.tags else "{}"

@@ -12,7 +12,6 @@ import hashlib
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from perdure.errors import StoreError, StoreFullError, StoreReadOnlyError, StoreUnsupportedError
 
@@ -79,11 +78,12 @@ NETWORK_DISKS = frozenset(
 def check_disk(path: str, mounts: str = "/proc/self/mounts") -> None:
     """StoreUnsupportedError on a disk that other machines share: SQLite's log needs memory that all openers share."""
     try:
-        lines = Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()
+        with open(mounts, encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
     except OSError:
         return  # not Linux; the locks are tried in any case
     disks = [(point.replace("\\040", " "), kind) for _, point, kind, *_ in map(str.split, lines)]
-    over = [(point, kind) for point, kind in disks if Path(path).is_relative_to(point)]
+    over = [(point, kind) for point, kind in disks if path.startswith(os.path.join(point, ""))]
     point, kind = max(over, key=lambda disk: len(disk[0]), default=("", ""))
     if kind in NETWORK_DISKS:
         raise StoreUnsupportedError(f"{path}: {point} is a network disk ({kind}); keep the store on a local one")
@@ -106,11 +106,12 @@ class Liveness:
     """Proofs of life: each worker holds the lock of a file of its own as long as its process lives."""
 
     def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
+        self._folder = folder
         self._held = dict[str, int]()
 
     def _file(self, worker: str) -> str:
-        return str(self._folder / f"{hashlib.blake2b(worker.encode(), digest_size=16).hexdigest()}.lock")
+        name = hashlib.blake2b(worker.encode(), digest_size=16).hexdigest()
+        return os.path.join(self._folder, f"{name}.lock")
 
     def proves(self, worker: str) -> bool:
         """Whether it is this handle that holds the worker's lock."""
@@ -123,7 +124,8 @@ class Liveness:
 
     def _lock_anew(self, worker: str) -> int:
         """Until the file that was locked is also the one that others find: a predecessor may have removed it."""
-        self._folder.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._folder)
         path = self._file(worker)
         while True:
             fd = open_lock_file(path)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
 import threading
 import time
 from collections.abc import Generator, Sequence
 from typing import Any
+
+import msgspec
 
 from perdure.errors import HistoryCorruptError
 from perdure.store.protocol import Filter, Mail, Row, RunInfo, Stored, WorkerInfo
@@ -182,8 +183,8 @@ def _filter_values(which: Filter) -> dict[str, Any]:
     """The fields that narrow, by name."""
     values: dict[str, Any] = {
         "workflow": which.workflow,
-        "status": None if which.status is None else json.dumps(sorted(which.status)),
-        "tags": json.dumps(dict(which.tags)) if which.tags else None,
+        "status": None if which.status is None else msgspec.json.encode(sorted(which.status)).decode(),
+        "tags": msgspec.json.encode(dict(which.tags)).decode() if which.tags else None,
         "created_from": which.created_from,
         "created_until": which.created_until,
         "parent_run_id": which.parent_run_id,

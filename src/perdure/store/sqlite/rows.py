@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from perdure.store.protocol import RunInfo, Status, WorkerInfo
 
@@ -14,9 +15,9 @@ RUN_COLUMNS = len(RunInfo._fields)
 def run_info(columns: Sequence[Any]) -> RunInfo:
     """From the columns that every query on runs gives, in the order of RunInfo."""
     tags = columns[14]
-    read_tags: dict[str, str] = {} if tags == "{}" else json.loads(tags)
+    read_tags: dict[str, str] = {} if tags == "{}" else msgspec.json.decode(tags)
     return RunInfo._make((*columns[:4], Status(columns[4]), *columns[5:14], read_tags, *columns[15:RUN_COLUMNS]))
 
 
 def worker_info(columns: Sequence[Any]) -> WorkerInfo:
-    return WorkerInfo._make((*columns[:5], tuple(json.loads(columns[5]))))
+    return WorkerInfo._make((*columns[:5], tuple(msgspec.json.decode(columns[5]))))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from pathlib import Path
 
 from perdure.errors import StoreFormatError, StoreUnsupportedError
 from perdure.store.sql import load_migrations
@@ -21,7 +21,7 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
     """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise StoreUnsupportedError(f"SQLite {sqlite3.sqlite_version} is too old; perdure needs 3.37 or newer")
-    migrations = load_migrations(Path(__file__).with_name("migrations"))
+    migrations = load_migrations(os.path.join(os.path.dirname(__file__), "migrations"))
     version = _version(connection, path)
     if version > len(migrations):
         raise StoreFormatError(

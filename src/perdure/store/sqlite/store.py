@@ -5,12 +5,13 @@ Nothing here interprets an event. What happens inside a transaction stands in `c
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
 
 from perdure.clock import MICROSECONDS, Clock, SystemClock
 from perdure.errors import ForkedError, PerdureBug, PerdureError, StoreBusyError, StoreError, StoreReadOnlyError
@@ -125,7 +126,7 @@ class SqliteStore:
         self._check_usable()
         now = self._clock.now()
         lease_until = _lease_until(now, lease_seconds)
-        row = (worker, socket.gethostname(), self._pid, now, lease_until, json.dumps(list(workflows)))
+        row = (worker, socket.gethostname(), self._pid, now, lease_until, msgspec.json.encode(list(workflows)).decode())
         with self._writer as connection:
             if self._liveness.proves(worker) and workers.has_entered(connection, worker):
                 raise StoreError(f"worker {worker} has entered already; give each worker a name of its own")
@@ -143,7 +144,7 @@ class SqliteStore:
     def give_back(self, worker: str, *, but: Mapping[int, int]) -> int:
         self._check_usable()
         with self._writer as connection:
-            values = {"worker": worker, "now": self._clock.now(), "but": json.dumps(dict(but))}
+            values = {"worker": worker, "now": self._clock.now(), "but": msgspec.json.encode(dict(but)).decode()}
             self._writer.facts.forget()
             return connection.execute(QUERIES["give_back"], values).rowcount
 
