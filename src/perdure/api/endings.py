@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
 from perdure.errors import StoreError
 from perdure.runtime.live import Standstill
 from perdure.store.protocol import Status, Store
+
+log = logging.getLogger("perdure")
 
 POLL_SECONDS = 0.04
 POLLS_BETWEEN_FULL_LOOKS = 25
@@ -73,9 +75,13 @@ class Endings:
         while self._awaited:
             polls += 1
             await asyncio.sleep(POLL_SECONDS)
-            with contextlib.suppress(StoreError):
+            try:
                 if self.changed() or polls % POLLS_BETWEEN_FULL_LOOKS == 0:
                     self.look()
+            except StoreError:
+                pass  # away for a while
+            except Exception:  # whoever waits goes on waiting
+                log.exception("a look for runs that have ended failed, trying on")
 
     def look(self) -> None:
         """See which of the awaited runs have come to a stop."""

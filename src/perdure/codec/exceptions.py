@@ -56,7 +56,14 @@ _FAMILIES: dict[str, Mapping[str, type[Exception]]] = {"perdure": _OURS, "builti
 
 def dump_exception(exc: BaseException, declared: tuple[type[BaseException], ...] = ()) -> bytes:
     """The canonical JSON of an exception. Never fails: what cannot be recorded is left out and named in a note."""
-    return canonical_bytes(_to_wire(exc, declared, frozenset()))
+    try:
+        return canonical_bytes(_to_wire(exc, declared, frozenset()))
+    except Exception as problem:  # what the exception's own attributes raise when they are read
+        cls = type_of(exc)
+        lost = [f"the exception itself, which raises {type_of(problem).__qualname__} when it is read"]
+        return canonical_bytes(
+            {"type": cls.__qualname__, "module": cls.__module__, "message": message_of(exc), "args": [], "lost": lost}
+        )
 
 
 def load_exception(raw: bytes, declared: tuple[type[BaseException], ...] = ()) -> BaseException:
@@ -92,7 +99,7 @@ def _to_wire(exc: BaseException, declared: tuple[type[BaseException], ...], abov
         wire["lost"] = lost
     notes: Any = getattr(exc, "__notes__", None)
     if type_of(notes) is list and notes:
-        wire["notes"] = [_text(str(note)) for note in notes]
+        wire["notes"] = [_text(note) for note in notes if isinstance(note, str)]
     _add_relatives(wire, exc, declared, above | {id(exc)})
     return wire
 

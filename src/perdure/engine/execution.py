@@ -600,7 +600,7 @@ class Execution:
     def _complain(self, context: Mapping[str, Any]) -> None:
         error = context.get("exception")
         if not self.is_replaying and not self.is_closing and not isinstance(error, (GuardError, FencedError)):
-            self.log(f"run {self.run_id}: {context.get('message')}: {error!r}")
+            self.log(f"run {self.run_id}: {context.get('message')}: {_repr_of(error)}")
 
 
 class Dropped(BaseException):
@@ -649,3 +649,11 @@ def _due_at(when: float) -> int:
     """The first microsecond at which a timer of the loop is due. Rounding alone may fall short of it by one."""
     at = -int(-when * MICROSECONDS // 1)
     return at if at / MICROSECONDS >= when else at + 1
+
+
+def _repr_of(error: object) -> str:
+    """Its repr, whatever its class makes of that."""
+    try:
+        return repr(error)
+    except Exception:
+        return f"a {type(error).__name__} that cannot be printed"

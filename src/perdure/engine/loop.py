@@ -389,10 +389,13 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         self._complain(context)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if self._exception_handler is not None:
-            self._exception_handler(self, context)
-        else:
+        if self._exception_handler is None:
             self._complain(context)
+            return
+        try:
+            self._exception_handler(self, context)
+        except Exception as error:
+            self._complain({"message": "exception in the exception handler", "exception": error})
 
     async def shutdown_asyncgens(self) -> None:
         for generator in self._asyncgens:

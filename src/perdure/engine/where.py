@@ -50,6 +50,17 @@ def frames_of(task: Any) -> Iterator[FrameType]:
         )
 
 
+def raised_at(error: BaseException) -> str:
+    """Where an exception was raised: in the innermost frame that is the user's, else in the innermost."""
+    frames: list[FrameType] = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        frames.append(traceback.tb_frame)
+        traceback = traceback.tb_next
+    shown = [frame for frame in frames if _is_user(frame)] or frames
+    return _told(shown[-1]) if shown else "nowhere"
+
+
 def describe(tasks: Iterable[Any], tasks_shown_max: int = 5) -> str:
     """What each task waits for, as `task 0: app.py:41 in agent > app.py:12 in helper`."""
     told: list[str] = []

@@ -309,7 +309,15 @@ def _verdict(link: BaseException, now: int) -> Failure | None:
     after = link.after_seconds if isinstance(link, errors.Retryable) else None
     if after is not None and not after >= 0:  # negative, or NaN
         after = None
-    return Failure(rule.kind, rule.sent, _said(rule, str(link)), after)
+    return Failure(rule.kind, rule.sent, _said(rule, _words(link)), after)
+
+
+def _words(error: BaseException) -> str:
+    """What it says. A verdict stands, whatever its `__str__` does."""
+    try:
+        return str(error)
+    except Exception:
+        return type(error).__name__
 
 
 def _refusal(link: BaseException, now: int) -> Failure | None:

@@ -14,7 +14,7 @@ from perdure.errors import RunConflictError, StoreError
 from perdure.history import events as e
 from perdure.runtime import load, mail
 from perdure.runtime.live import Entry, LiveRun, Written
-from perdure.store.protocol import Exists, NewRun, RunInfo, Watch
+from perdure.store.protocol import FIRST_EPOCH, Exists, NewRun, RunInfo, Watch
 
 if TYPE_CHECKING:
     from perdure.runtime.turn import Turns
@@ -41,7 +41,7 @@ class Children:
         )
         live.new_runs.append(new)
         self._record(live, ask, is_attached=False)
-        live.then.append(partial(self._admit, new, ask.input))
+        live.then.append(partial(self._admit_soon, new, ask.input))
 
     def _attach_to_sibling(self, live: LiveRun, ask: ChildAsk, sibling: NewRun) -> None:
         """Another call of the same turn has just asked for a child of this id."""
@@ -52,14 +52,20 @@ class Children:
         live.entries.extend(_refused(Entry(_child_started(ask), ask.packed), sibling))
         self._turns.mark(live)
 
+    def _admit_soon(self, new: NewRun, input_raw: bytes) -> None:
+        self._turns.loop.call_soon(self._admit, new, input_raw)
+
     def _admit(self, new: NewRun, input_raw: bytes) -> None:
+        """Whose it is, is looked up and acted upon in one go: in between it might be given back, and be another's."""
         try:
             info = self._turns.store.find(new.run_id)
         except StoreError:
             self._turns.on_trouble()
             return
-        if info is not None and info.owner == self._turns.worker and info.rid not in self._turns.live:
-            self._turns.loop.call_soon(self._turns.admit_new, info, new, input_raw)
+        if info is None or (info.owner, info.epoch) != (self._turns.worker, FIRST_EPOCH):
+            return
+        if info.rid not in self._turns.live:
+            self._turns.admit_new(info, new, input_raw)
 
     def _record(self, live: LiveRun, ask: ChildAsk, *, is_attached: bool) -> None:
         self._turns.on_child(ask.run_id)

@@ -97,11 +97,11 @@ class Host:
         self._is_closed = False
         self._polls = 0
         self.on_change: Callable[[], None] = lambda: None
-        self._has_store_trouble = False
+        self._failing: set[Callable[[], None]] = set()
         self._silent_since: dict[str, float] = {}
         self._is_unsure = False
-        names = sorted(f"{name}/{version}" for name, version in self.known)
-        store.enter(self.worker, lease_seconds=options.lease_seconds, workflows=names)
+        self._has_given_back = False
+        self._enter()
         exact.install()
         self.writer = Writer(store, stopwatch=options.stopwatch)
         self.turns = Turns(
@@ -148,16 +148,21 @@ class Host:
             self._guarded(self._claim)
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """A store that is away for a while stops nobody: the next poll tries again."""
+        """A store that is away for a while stops nobody, and neither does a bug: the next poll tries again."""
         try:
             action()
         except StoreError as error:
-            if not self._has_store_trouble:
+            if action not in self._failing:
                 log.warning("the store cannot be read, trying on: %s", error)
-            self._has_store_trouble = True
+            self._failing.add(action)
+            self.be_unsure()
+        except Exception:
+            if action not in self._failing:
+                log.exception("worker %s: %s failed, trying on", self.worker, action.__name__)
+            self._failing.add(action)
             self.be_unsure()
         else:
-            self._has_store_trouble = False
+            self._failing.discard(action)
 
     def be_unsure(self) -> None:
         """Something did not go through, or its answer was lost. This worker may own runs that it does not hold (a
@@ -167,6 +172,7 @@ class Host:
     def _make_sure(self) -> None:
         held = {live.rid: live.epoch for live in self.turns.live.values()}
         if freed := self.store.give_back(self.worker, but=held):
+            self._has_given_back = True
             log.info("%d run(s) that this worker had lost track of are free", freed)
         self._is_unsure = False
         self.kick()
@@ -205,8 +211,8 @@ class Host:
         self._poll_handle = self._loop.call_later(POLL_SECONDS, self._poll)  # first: whatever fails below
         self.lease.saw_loop()
         self._guarded(self._poll_store)
-        self.turns.flush_lazy()
-        self._evict_idle()
+        self._guarded(self.turns.flush_lazy)
+        self._guarded(self._evict_idle)
 
     def _poll_store(self) -> None:
         if self._is_unsure:
@@ -240,16 +246,34 @@ class Host:
         log.warning(
             "worker %s was declared dead by another one; its %d run(s) are dropped", self.worker, len(self.turns.live)
         )
+        self._has_given_back = True
         for live in list(self.turns.live.values()):
             self.turns.forget(live)
-        names = sorted(f"{name}/{version}" for name, version in self.known)
-        self._guarded(lambda: self.store.enter(self.worker, lease_seconds=self.options.lease_seconds, workflows=names))
+        self._guarded(self._enter)
         self.kick()
 
+    def _enter(self) -> None:
+        names = sorted(f"{name}/{version}" for name, version in self.known)
+        self.store.enter(self.worker, lease_seconds=self.options.lease_seconds, workflows=names)
+
     def take_new(self, info: RunInfo, new: NewRun, raw: bytes) -> None:
-        """Go on at once with a run that was created here, for this worker."""
-        if not self._is_closed and info.rid not in self.turns.live:
+        """Go on at once with a run that was created here, for this worker. It may have been given back between its
+        commit and now: then it is whoever's claims it."""
+        if self._is_closed or info.rid in self.turns.live:
+            return
+        if self._has_given_back and not self._is_ours(info):
+            self.be_unsure()
+            self.kick()
+        else:
             self.turns.admit_new(info, new, raw)
+
+    def _is_ours(self, info: RunInfo) -> bool:
+        """Asked on the loop, on which alone runs are given back: what it says holds until the loop comes round."""
+        try:
+            now = self.store.find(info.run_id)
+        except StoreError:
+            return False
+        return now is not None and (now.rid, now.owner, now.epoch) == (info.rid, self.worker, info.epoch)
 
     # ── letting go ───────────────────────────────────────────────────────────────────────────
     def _evict_idle(self) -> None:
@@ -297,7 +321,7 @@ class Host:
         while not self.writer.is_idle and self._loop.time() < until:
             await asyncio.sleep(0.001)
         await self._drop_everything()
-        self._guarded(lambda: self.store.leave(self.worker))
+        self._guarded(self._leave)
         exact.uninstall()
         return unfinished
 
@@ -313,6 +337,9 @@ class Host:
         self.turns.close()
         self.lease.close()
         self.writer.close()
+
+    def _leave(self) -> None:
+        self.store.leave(self.worker)
 
     async def abandon(self) -> None:
         """Stop dead, as near as a live process comes to being killed: nothing is written, nothing given back. For

@@ -69,8 +69,11 @@ class Lease:
 
     def _keep(self) -> None:
         while not self._stop.wait(self.pause_seconds):
-            if not self.tick():
-                return
+            try:
+                if not self.tick():
+                    return
+            except Exception:  # a lease that nobody renews costs everything that this worker holds
+                log.exception("worker %s: its lease was not seen to, trying on", self._worker)
 
     def tick(self) -> bool:
         """Look at the turn and at the loop, renew if it is time. False: not to be called any more."""

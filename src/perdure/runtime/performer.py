@@ -111,6 +111,7 @@ class Performer:
         self._alarm: Alarm | None = None
         self._alarm_at = 0
         self.on_launch: Callable[[Flight], None] = _nothing
+        self.on_escape: Callable[[LiveRun, Exception], None] = _raise
         self.may_begin: Callable[[], bool] = _always
 
     # ── flights ──────────────────────────────────────────────────────────────────────────────
@@ -239,8 +240,15 @@ class Performer:
         except EncodeError as error:
             self._give_up(flight, error.about(f"the result of {ask.spec.name}()"))
             return
+        except Exception as error:  # what the value's own methods raise
+            error.add_note(f"raised while what {ask.spec.name}() returned was recorded")
+            self._give_up(flight, error)
+            return
         self._end(flight)
-        self._record(flight, e.StepCompleted, raw, delivers=True, is_lazy=ask.spec.lazy)
+        try:
+            self._record(flight, e.StepCompleted, raw, delivers=True, is_lazy=ask.spec.lazy)
+        except Exception as error:
+            self.on_escape(flight.live, error)
 
     def _record(
         self, flight: Flight, kind: Any, raw: bytes, *, delivers: bool = False, is_lazy: bool = False, **more: Any
@@ -269,6 +277,12 @@ class Performer:
     def _failed(self, flight: Flight, number: int, error: BaseException) -> None:
         if number != flight.airborne:
             return
+        try:
+            self._judge(flight, number, error)
+        except Exception as escaped:
+            self.on_escape(flight.live, escaped)
+
+    def _judge(self, flight: Flight, number: int, error: BaseException) -> None:
         now = self._clock.now()
         retry = flight.ask.spec.retry
         try:
@@ -422,6 +436,11 @@ class Performer:
 
 def _nothing(flight: Flight) -> None:
     """Nobody watches."""
+
+
+def _raise(live: LiveRun, error: Exception) -> None:
+    """Nobody contains what escapes."""
+    raise error
 
 
 def _always() -> bool:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from perdure.clock import Clock
+from perdure.codec.exceptions import message_of
+from perdure.engine import where
 from perdure.engine.calls import Cancelled, ChildAsk, Command, SectionAsk, StepAsk
 from perdure.errors import HistoryCorruptError, PerdureBug, StoreError
 from perdure.history import events as e
@@ -94,6 +96,7 @@ class Turns:
         self.performer = Performer(
             clock, self.report, self.parking.block_call, steps_max=steps_max, threads_max=threads_max, provided=provided
         )
+        self.performer.on_escape = self.contain
         self.live: dict[int, LiveRun] = {}
         self.on_standstill: Callable[[int, Standstill], None] = lambda rid, how: None
         self.on_gone: Callable[[LiveRun], None] = lambda _: None
@@ -104,7 +107,6 @@ class Turns:
         self._threads = DaemonThreads(TURN_THREADS_MAX, "perdure-turn")
         self._guard = guard
         self._stopwatch = stopwatch
-        self._failed_here: set[str] = set()
         self._dirty: dict[int, LiveRun] = {}
         self._ids = itertools.count()
         self._id_prefix = os.urandom(8)
@@ -122,7 +124,8 @@ class Turns:
         except StoreError:
             raise
         except Exception as error:  # whatever goes wrong while a history is read concerns this run alone
-            self._park_unreadable(claim, error)
+            log.error("run %s cannot be loaded: %s", claim.info.run_id, error)
+            self._park_unheld(claim.info, "undecodable", f"its history cannot be loaded: {error}")
             return
         if (stale := self.live.get(live.rid)) is not None:
             self.forget(stale)
@@ -146,19 +149,44 @@ class Turns:
 
         self.turn(live, turn, lambda: self._replayed(live, trouble))
 
-    def _park_unreadable(self, claim: Claim, error: Exception) -> None:
-        """A run that cannot be loaded waits for a person, or for other code. Decisions about it are taken in: what they
-        want was tried just now."""
-        info = claim.info
-        log.error("run %s cannot be loaded: %s", info.run_id, error)
-        how = Standstill(Status.BLOCKED, "undecodable", f"its history cannot be loaded: {error}")
+    def _park_unheld(self, info: RunInfo, reason: str, hint: str) -> None:
+        """A run that cannot be held in memory waits for a person, or for other code. Decisions about it are taken in:
+        what they want was tried just now."""
+        how = Standstill(Status.BLOCKED, reason, hint)
         decisions = tuple(letter.mail_id for letter in self.store.mail([info.rid]) if letter.kind in CONTROL_KINDS)
         change = Change(status=how.status, reason=how.reason, hint=how.hint, release=True, wakes=Wakes.CONTROL)
         append = Append(
             os.urandom(16), info.rid, info.epoch, self.store.last_row(info.rid).seq + 1, change=change, taken=decisions
         )
-        parking = self.writer.submit(append)
-        parking.add_done_callback(lambda done: done.exception() or self.on_standstill(info.rid, how))
+
+        def parked(done: asyncio.Future[Outcome]) -> None:
+            if done.cancelled() or done.exception() is not None or not isinstance(done.result(), Done):
+                self.on_trouble()  # something of it was still being written: it is given back, and loaded again
+            else:
+                self.on_standstill(info.rid, how)
+
+        self.writer.submit(append).add_done_callback(parked)
+
+    def contain(self, live: LiveRun, error: BaseException) -> None:
+        """An exception that is nobody's (a bug of ours, or of a method of the user's objects that was called in
+        passing) parks its run. It harms no other run, and leaves none stuck in memory."""
+        if live.is_gone:
+            return
+        if isinstance(error, StoreError):
+            self.forget(live)
+            self.on_trouble()
+            return
+        log.error("run %s is parked: an exception escaped its turn", live.run_id, exc_info=error)
+        told = f"{type(error).__name__}: {message_of(error)} ({where.raised_at(error)})"
+        hint = (
+            f"an exception escaped its turn: {told}. It comes from perdure, or from a method of one of your objects "
+            "(__eq__, __hash__, ...) that perdure called"
+        )
+        self.forget(live)
+        try:
+            self._park_unheld(live.info._replace(epoch=live.epoch), "stuck_turn", hint)
+        except Exception:  # the store is away, or worse: it is given back and loaded again, as soon as that can be
+            self.on_trouble()
 
     def _replayed(self, live: LiveRun, trouble: Sequence[StoreError]) -> None:
         if trouble:
@@ -191,8 +219,12 @@ class Turns:
         live.execution.on_interruption = interrupted
 
     def _interrupted(self, live: LiveRun) -> None:
-        if not live.is_gone and not live.is_in_turn:
+        if live.is_gone or live.is_in_turn:
+            return
+        try:
             self.advance(live)
+        except Exception as error:
+            self.contain(live, error)
 
     # ── record ───────────────────────────────────────────────────────────────────────────────
     def report(
@@ -268,9 +300,8 @@ class Turns:
             if live.under_way is None and not live.is_gone and not live.is_in_turn:
                 try:
                     yield self._append(live, now)
-                except Exception:  # a bug of ours in one run keeps no other from being written
-                    log.exception("run %s cannot be written; dropped from memory", live.run_id)
-                    self.forget(live)
+                except Exception as error:  # in one run it keeps no other from being written
+                    self.contain(live, error)
 
     def _append(self, live: LiveRun, now: int) -> tuple[Write, DoneCallback]:
         if live.execution.state is not live.state_written:
@@ -289,12 +320,15 @@ class Turns:
         if live.is_in_turn:
             live.deferred.append(lambda: self._committed(live, written, outcome))
             return
-        if isinstance(outcome, Done):
-            self._deliver_all(live, live.committed(outcome.length))
-        elif isinstance(outcome, Exists):
-            self.children.exists(live, written, outcome)
-        else:
-            self._lost(live, outcome)
+        try:
+            if isinstance(outcome, Done):
+                self._deliver_all(live, live.committed(outcome.length))
+            elif isinstance(outcome, Exists):
+                self.children.exists(live, written, outcome)
+            else:
+                self._lost(live, outcome)
+        except Exception as error:
+            self.contain(live, error)
 
     def _deliver_all(self, live: LiveRun, written: Written) -> None:
         outcomes: list[Delivery] = [(entry.event, at, entry.raw) for entry, at in written.entries if entry.delivers]
@@ -321,10 +355,12 @@ class Turns:
         if not live.is_slow or self._guard is not None:
             try:
                 self._drive(live, turn)
+                then()
             except KeyboardInterrupt:
                 self.forget(live)
                 raise
-            then()
+            except Exception as error:
+                self.contain(live, error)
             return
         live.is_in_turn = True
         turning = self.loop.run_in_executor(self._threads, self._drive, live, turn)
@@ -337,15 +373,18 @@ class Turns:
         interrupt = done.exception()
         if live.is_gone:
             live.execution.close()
+        elif isinstance(interrupt, Exception):
+            self.contain(live, interrupt)
         elif interrupt is not None:
             self.forget(live)
-        if interrupt is not None:
+        if interrupt is not None and not isinstance(interrupt, Exception):
             raise interrupt
-        if live.is_gone:
-            return
-        then()
-        for action in deferred:
-            action()
+        try:
+            for action in (then, *deferred):
+                if not live.is_gone:
+                    action()
+        except Exception as error:
+            self.contain(live, error)
         self.on_letters()
 
     def _drive(self, live: LiveRun, turn: Callable[[], None]) -> None:
@@ -526,8 +565,12 @@ class Turns:
     def _take(self, live: LiveRun, letter: Mail) -> None:
         if not (live.is_leaving or live.is_in_turn or live.has_taken(letter.mail_id)):
             live.taken.append(letter.mail_id)
-            mail.take(self, live, letter)
-            self.mark(live)
+            try:
+                mail.take(self, live, letter)
+            except Exception as error:
+                self.contain(live, error)
+            else:
+                self.mark(live)
 
     # ── leaving ──────────────────────────────────────────────────────────────────────────────
     def close(self) -> None:

@@ -65,6 +65,10 @@ Blob = tuple[bytes, bytes]
 """(digest, data). Blobs belong to one run; the same digest again is not an error and not stored twice."""
 
 
+FIRST_EPOCH = 1
+"""The epoch of a run that is created for a worker."""
+
+
 class NewRun(NamedTuple):
     """A run to be created with its first events.
 
