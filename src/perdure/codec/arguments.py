@@ -12,13 +12,16 @@ from collections.abc import Callable
 from inspect import Parameter
 from typing import Any
 
+import msgspec
+from msgspec.structs import astuple
+
 from perdure.codec.canonical import canonical_bytes, parse
 from perdure.codec.hints import shape_of
 from perdure.codec.plain import NONE, escaped, unescaped
 from perdure.codec.resolving import Unresolved, annotated_part, resolved_hints
 from perdure.codec.shape import Shape, Unfit, key_step, not_wire, too_deep, type_of
 from perdure.codec.unions import union_shape
-from perdure.codec.values import TAG, ValueCodec, codec_for
+from perdure.codec.values import ValueCodec, codec_for, is_tagged
 from perdure.errors import DeclarationError, DecodeError, EncodeError
 
 
@@ -27,6 +30,8 @@ class ArgumentsCodec:
 
     __slots__ = (
         "_by_name",
+        "_decode",
+        "_is_native",
         "_parameters",
         "_positional",
         "_table",
@@ -44,6 +49,9 @@ class ArgumentsCodec:
         self._by_name = shapes
         self._var_positional = next((each.name for each in parameters if each.kind is Parameter.VAR_POSITIONAL), None)
         self._var_keyword = next((each.name for each in parameters if each.kind is Parameter.VAR_KEYWORD), None)
+        natives = [shapes[each.name].native for each in parameters if each.kind in _POSITIONAL]
+        self._is_native = len(natives) == len(parameters) and None not in natives
+        self._decode: Callable[[bytes], Any] | None = None
 
     def dumps(self, args: tuple[Any, ...], kwargs: dict[str, Any], at: str = "$") -> bytes:
         """The canonical JSON of a call's arguments.
@@ -81,12 +89,27 @@ class ArgumentsCodec:
 
         Raises DecodeError when the record does not fit the signature.
         """
+        tagged = is_tagged(raw)
         try:
-            return self._from_wire(parse(raw), TAG in raw)
+            if self._is_native and not tagged:
+                return astuple((self._decode or self._native_decoder())(raw)), {}
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass  # an argument is left to its default; or it is said again below, with path and words
+        try:
+            return self._from_wire(parse(raw), tagged)
         except Unfit as no:
             raise DecodeError(at + no.path(), no.what, no.hint) from None
         except RecursionError:
             raise DecodeError(at, "more levels of nesting than the stack has left") from None
+
+    def _native_decoder(self) -> Callable[[bytes], Any]:
+        """Reads all arguments at once, where msgspec knows the types of all. Made when it is first wanted: to make a
+        class takes longer than to declare a step."""
+        fields = [(f"argument{index}", self._by_name[each.name].native) for index, each in enumerate(self._positional)]
+        names = {field: each.name for (field, _), each in zip(fields, self._positional, strict=True)}
+        arguments = msgspec.defstruct("Arguments", fields, rename=names, forbid_unknown_fields=True)
+        self._decode = msgspec.json.Decoder(arguments).decode
+        return self._decode
 
     # ── writing ──
 

@@ -18,7 +18,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import sha256
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -46,7 +46,7 @@ class Hasher(Protocol):
     def digest(self) -> bytes: ...
 
 
-class Packed(NamedTuple):
+class Packed(msgspec.Struct, frozen=True, gc=False):
     """What to store for one text: `blobs` are those that the memo did not know yet.
 
     Give it to `memo.committed` once they are stored, and not before.

@@ -83,10 +83,8 @@ class Execution:
         self.beginning = beginning
         self.known = known or Known()
         self.log = log
-        self.loop = DeterministicLoop(complain=self._complain)
-        self.loop.execution = self
-        self.loop.foreign_callback = self._foreign_callback
-        self.on_interruption: Callable[[], None] = lambda: None  # called in any thread: the code failed between turns
+        self.loop = DeterministicLoop(self)
+        self.on_interruption = _nothing  # called in any thread: the code failed between turns
         self.now_us = beginning.at
         self.loop.move_time(beginning.at / MICROSECONDS)
         self.memo = Memo()
@@ -133,6 +131,11 @@ class Execution:
         return await self.ask_section(
             self.spec.name, self.spec.function, args, kwargs, self.spec.result, is_async=False
         )
+
+    def deliver_all(self, outcomes: Iterable[tuple[e.Event, int, bytes | None]]) -> None:
+        """Hand events to the code, one at a time, in this order."""
+        for event, at, output in outcomes:
+            self.deliver(event, at, output)
 
     def deliver(self, event: e.Event, at: int, output: bytes | None = None) -> None:
         """Hand one event to the code and let it run dry. Events that are no outcomes only move nothing."""
@@ -592,12 +595,14 @@ class Execution:
         except StuckTurn:
             return self.loop.live_tasks()
 
-    def _foreign_callback(self, who: str) -> None:
+    def foreign_callback(self, who: str) -> None:
+        """Another thread called into the loop."""
         if not self.is_closing:
             self.fail("diverged", f"{NO_THREADS}; {who} called into its loop")
-            self.on_interruption()
+            self.on_interruption(self)
 
-    def _complain(self, context: Mapping[str, Any]) -> None:
+    def complain(self, context: Mapping[str, Any]) -> None:
+        """Something went wrong on the loop that nobody awaits."""
         error = context.get("exception")
         if not self.is_replaying and not self.is_closing and not isinstance(error, (GuardError, FencedError)):
             self.log(f"run {self.run_id}: {context.get('message')}: {_repr_of(error)}")
@@ -611,8 +616,8 @@ _kept: list[LoopTask] = []
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-def _nothing() -> None:
-    """What a run that has left memory does about anything."""
+def _nothing(execution: Execution) -> None:
+    """Nobody is told: the run is not in memory yet, or any more."""
 
 
 def _keep(tasks: Sequence[LoopTask]) -> None:

@@ -16,8 +16,8 @@ import sys
 import threading
 from asyncio import events as asyncio_events
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from typing import Any, Protocol
 
 CALLBACKS_WITHOUT_A_COMMAND_MAX = 100_000
 UNWINDING_ROUNDS_MAX = 50
@@ -101,6 +101,18 @@ class StuckTurn(BaseException):
     """So many callbacks ran without one durable call that the code must be spinning."""
 
 
+class Owner(Protocol):
+    """Whose loop it is."""
+
+    def complain(self, context: Mapping[str, Any]) -> None:
+        """Something went wrong on the loop that nobody awaits."""
+        ...
+
+    def foreign_callback(self, who: str) -> None:
+        """Another thread called into the loop. Called in that thread."""
+        ...
+
+
 _AbstractLoop: Any = asyncio.AbstractEventLoop
 
 
@@ -108,18 +120,17 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
     """One run's loop. Everything that happens on it is a function of what is delivered to it, and in which order."""
 
     __slots__ = (
-        "_asyncgens", "_complain", "_debug", "_exception_handler", "_is_closed", "_now", "_ordinal", "_ready", "_roots",
-        "_task_factory", "_tasks", "_tasks_before_sweep", "_thread_id", "_timers", "execution", "foreign_callback",
+        "_asyncgens", "_debug", "_exception_handler", "_is_closed", "_now", "_ordinal", "_ready", "_roots",
+        "_task_factory", "_tasks", "_tasks_before_sweep", "_thread_id", "_timers", "execution",
         "idle_callbacks", "stop_now",
     )  # fmt: skip
 
-    def __init__(self, *, complain: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, execution: Owner) -> None:
         self._ready: deque[LoopHandle] = deque()
         self._timers: list[LoopHandle] = []
         self._ordinal = 0
         self._roots = 0
         self._now = 0.0
-        self._complain = complain
         self._exception_handler: Callable[..., Any] | None = None
         self._task_factory: Any = None
         self._tasks: dict[int, LoopTask] = {}
@@ -130,8 +141,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         self._debug = False
         self.idle_callbacks = 0
         self.stop_now = False
-        self.execution: Any = None
-        self.foreign_callback: Callable[[str], None] = lambda _: None
+        self.execution: Any = execution  # an Owner; None once the loop is closed
 
     # ── driving ──────────────────────────────────────────────────────────────────────────────
     def run_dry(self) -> None:
@@ -204,6 +214,8 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
     def pop_due(self) -> list[LoopHandle]:
         """Take off the timers whose time has come, earliest first. Those armed while they fire wait for their turn."""
         due: list[LoopHandle] = []
+        if not self._timers:
+            return due
         while (handle := self._next_timer()) is not None and handle.when() <= self._now:
             due.append(heapq.heappop(self._timers))
         return due
@@ -317,7 +329,8 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         if threading.get_ident() == self._thread_id:
             return self.call_soon(callback, *args, context=context)
         name = getattr(callback, "__qualname__", repr(callback))
-        self.foreign_callback(f"{name} from thread {threading.current_thread().name!r}")
+        if self.execution is not None:
+            self.execution.foreign_callback(f"{name} from thread {threading.current_thread().name!r}")
         return LoopHandle(callback, args, _context(context), 0.0, 0)
 
     def create_future(self) -> Any:
@@ -386,16 +399,17 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         return self._exception_handler
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        self._complain(context)
+        if self.execution is not None:  # whoever still calls a closed loop is not heard
+            self.execution.complain(context)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if self._exception_handler is None:
-            self._complain(context)
+            self.default_exception_handler(context)
             return
         try:
             self._exception_handler(self, context)
         except Exception as error:
-            self._complain({"message": "exception in the exception handler", "exception": error})
+            self.default_exception_handler({"message": "exception in the exception handler", "exception": error})
 
     async def shutdown_asyncgens(self) -> None:
         for generator in self._asyncgens:
@@ -424,7 +438,6 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         self._timers.clear()
         self._tasks.clear()
         self.execution = None
-        self._complain = self.foreign_callback = _ignore
 
     def _timer_handle_cancelled(self, handle: Any) -> None:
         """asyncio tells its loop when a timer is cancelled; ours are skipped when their time comes."""
@@ -449,10 +462,6 @@ for _name in (
     "subprocess_exec subprocess_shell"
 ).split():
     setattr(DeterministicLoop, _name, _outside(_name))
-
-
-def _ignore(_: object) -> None:
-    """Whoever still calls a closed loop is not heard."""
 
 
 def _context(given: contextvars.Context | None) -> contextvars.Context:

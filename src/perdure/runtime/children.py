@@ -13,7 +13,7 @@ from perdure.engine.calls import ChildAsk, SectionAsk
 from perdure.errors import RunConflictError, StoreError
 from perdure.history import events as e
 from perdure.runtime import load, mail
-from perdure.runtime.live import Entry, LiveRun, Written
+from perdure.runtime.live import Entry, LiveRun
 from perdure.store.protocol import FIRST_EPOCH, Exists, NewRun, RunInfo, Watch
 
 if TYPE_CHECKING:
@@ -75,15 +75,15 @@ class Children:
         live.record(_child_started(ask, is_attached=is_attached), input=ask.packed)
         self._turns.mark(live)
 
-    def exists(self, live: LiveRun, written: Written, taken: Exists) -> None:
+    def exists(self, live: LiveRun, taken: Exists) -> None:
         """A child's id is in use: attach to it if it is the same work, else that call fails. All else goes again."""
-        live.under_way = None
+        written = live.landed()
         other = taken.run
         new = next(n for n in written.append.new_runs if n.run_id == other.run_id)
         same = (other.workflow, other.version, other.input_digest) == (new.workflow, new.version, new.input_digest)
-        settled = {entry.event.key for entry, _ in written.entries if isinstance(entry.event, e.ChildEnded)}
+        settled = {entry.event.key for entry in written.entries if isinstance(entry.event, e.ChildEnded)}
         entries: list[Entry] = []
-        for entry, _ in written.entries:
+        for entry in written.entries:
             event = entry.event
             if isinstance(event, e.ChildStarted) and event.run_id == other.run_id and event.key not in settled:
                 entries.extend(_attached(entry) if same else _refused(entry, other))
@@ -91,7 +91,7 @@ class Children:
                 entries.append(entry)
         live.entries = entries + live.entries
         live.then = [then for then in written.then if not _is_about(then, new)] + live.then
-        live.change = live.change or written.change
+        live.change = live.change or written.append.change
         live.taken = list(written.append.taken) + live.taken
         live.new_runs = [n for n in written.append.new_runs if n is not new] + live.new_runs
         live.watches = [w for w in written.append.watches if same or w.run_id != other.run_id] + live.watches
@@ -120,7 +120,7 @@ class Children:
 
 
 def _attached(entry: Entry) -> list[Entry]:
-    return [entry._replace(event=msgspec.structs.replace(entry.event, attached=True))]
+    return [msgspec.structs.replace(entry, event=msgspec.structs.replace(entry.event, attached=True))]
 
 
 def _is_about(follow_up: Callable[[], None], new: NewRun) -> bool:

@@ -106,7 +106,7 @@ class Ends:
         live.is_leaving = False
         live.undelivered, live.supplied = [], set()
         live.state_written = execution.state
-        self._turns.listen(live)
+        execution.on_interruption = self._turns.on_interruption
 
         def turn() -> None:
             execution.begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -13,7 +13,7 @@ from perdure.engine.calls import Ask, Command, Key, WaitingSet
 from perdure.engine.execution import Execution
 from perdure.history import events as e
 from perdure.history.chain import link
-from perdure.store.protocol import Append, Change, Letter, NewRun, Row, RunInfo, Status, Watch
+from perdure.store.protocol import Append, Blob, Change, Letter, NewRun, Row, RunInfo, Status, Watch
 
 if TYPE_CHECKING:
     from perdure.clock import Alarm
@@ -25,7 +25,7 @@ CHAPTER_TO_BE_PLACED = -1
 """Where a chapter begins is known when its append is built: what else goes into that stands before it."""
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """An event on its way into the history. `raw` is what the code gets when it `delivers`; `at` is set if it was
     delivered already (a lazy result)."""
 
@@ -50,14 +50,18 @@ Delivery = tuple[e.Event, int, "bytes | None"]
 """An outcome as the code gets it: the event, its time, its payload."""
 
 
-class Written(NamedTuple):
-    """An append under way, and what follows once it is durable."""
+class Written(msgspec.Struct, frozen=True):
+    """An append under way, the entries that its rows were made of, and what follows once it is durable."""
 
     append: Append
-    entries: Sequence[tuple[Entry, int]]
+    entries: Sequence[Entry]
     then: list[Callable[[], None]]
-    change: Change | None
     has_lazy: bool = False
+
+    def outcomes(self) -> list[Delivery]:
+        """What of it the code is to get."""
+        rows = self.append.rows
+        return [(entry.event, rows[i].at, entry.raw) for i, entry in enumerate(self.entries) if entry.delivers]
 
 
 class LiveRun:
@@ -167,7 +171,7 @@ class LiveRun:
     @property
     def outcomes_under_way(self) -> int:
         """How many outcomes are being written that the code does not know yet."""
-        return 0 if self.under_way is None else sum(entry.delivers for entry, _ in self.under_way.entries)
+        return 0 if self.under_way is None else sum(entry.delivers for entry in self.under_way.entries)
 
     def waits_for_person(self, key: Key) -> bool:
         """Whether a call is stuck until somebody decides, or was decided with an outcome that is still to come."""
@@ -207,7 +211,7 @@ class LiveRun:
         """Put an event on its way into the history."""
         self.entries.append(Entry(event, input, output, raw, delivers))
 
-    def build(self, append_id: bytes, now: int) -> Written:
+    def build(self, append_id: bytes, now: int) -> Append:
         """Make one append of everything that is to be written."""
         entries = self.entries
         if self.flights:
@@ -219,29 +223,26 @@ class LiveRun:
             self.change = self.change._replace(chapter_seq=self.length + _place_of_chapter(entries))
         if self.lazy:
             entries = _none_later_than_the_next(entries)
-        rows, dated, blobs = self._rows(entries, now)
+        rows, blobs = self._rows(entries, now)
         append = Append(
             append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs), self.change,
             tuple(self.taken), tuple(self.new_runs), tuple(self.watches), tuple(self.letters),
         )  # fmt: skip
-        written = Written(append, dated, self.then, self.change, bool(self.lazy))
+        written = Written(append, entries, self.then, bool(self.lazy))
         self.entries, self.then, self.change, self.taken = [], [], None, []
         self.new_runs, self.watches, self.letters, self.lazy = [], [], [], 0
         self.under_way = written
-        return written
+        return append
 
-    def _rows(self, entries: Sequence[Entry], now: int) -> tuple[list[Row], list[tuple[Entry, int]], list[Any]]:
+    def _rows(self, entries: Sequence[Entry], now: int) -> tuple[list[Row], list[Blob]]:
         rows: list[Row] = []
-        dated: list[tuple[Entry, int]] = []
-        blobs: list[Any] = []
-        encode, kinds = e.encode, e.KINDS
+        blobs: list[Blob] = []
         seq, head, at = self.length, self.head, max(now, self.last_at)
         for entry in entries:
-            event, packed_in, packed_out, _, _, stamp = entry
-            envelope = encode(event)
-            if stamp is None:
-                stamp = at
-            elif stamp > at:
+            event, packed_in, packed_out = entry.event, entry.input, entry.output
+            envelope = e.encode(event)
+            stamp = at if entry.at is None else entry.at
+            if stamp > at:
                 at = stamp
             head = link(head, seq, stamp, envelope)
             inline_in = inline_out = None
@@ -251,11 +252,10 @@ class LiveRun:
             if packed_out is not None:
                 inline_out = packed_out.inline
                 blobs.extend(packed_out.blobs)
-            rows.append(Row(seq, stamp, kinds[type(event)], envelope, inline_in, inline_out, head))
-            dated.append((entry, stamp))
+            rows.append(Row(seq, stamp, e.KINDS[type(event)], envelope, inline_in, inline_out, head))
             seq += 1
         self.next_head, self.next_at = head, at
-        return rows, dated, blobs
+        return rows, blobs
 
     def _starts_that_ride_along(self, entries: Sequence[Entry]) -> list[Entry]:
         """Steps under way whose start is nowhere recorded yet, and which this append does not end anyway."""
@@ -273,18 +273,25 @@ class LiveRun:
 
     def committed(self, length: int) -> Written:
         """The append is durable."""
-        written = self.under_way
+        written = self.landed()
+        self.length, self.head, self.last_at = length, self.next_head, self.next_at
+        if written.append.blobs:
+            self._remember_stored(written.entries)
+        return written
+
+    def landed(self) -> Written:
+        """The append is under way no longer, whether it was applied or not."""
+        written, self.under_way = self.under_way, None
         if written is None:
             raise AssertionError("no append is under way")
-        self.under_way = None
-        self.length, self.head, self.last_at = length, self.next_head, self.next_at
-        memo = self.execution.memo
-        for entry, _ in written.entries:
-            if entry.input is not None and entry.input.blobs:
-                memo.committed(entry.input)
-            if entry.output is not None and entry.output.blobs:
-                memo.committed(entry.output)
         return written
+
+    def _remember_stored(self, entries: Sequence[Entry]) -> None:
+        memo = self.execution.memo
+        for entry in entries:
+            for packed in (entry.input, entry.output):
+                if packed is not None and packed.blobs:
+                    memo.committed(packed)
 
     def waiting_bytes(self) -> bytes:
         """The waiting set as it is written when the run leaves memory, after the append that carries it."""
@@ -305,7 +312,7 @@ def _none_later_than_the_next(entries: Sequence[Entry]) -> list[Entry]:
     latest: int | None = None
     for entry in reversed(entries):
         if entry.at is None and latest is not None:
-            entry = entry._replace(at=latest)
+            entry = msgspec.structs.replace(entry, at=latest)
         latest = entry.at
         ordered.append(entry)
     return ordered[::-1]

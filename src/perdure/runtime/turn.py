@@ -18,12 +18,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from perdure.clock import Clock
 from perdure.codec.exceptions import message_of
 from perdure.engine import where
 from perdure.engine.calls import Cancelled, ChildAsk, Command, SectionAsk, StepAsk
+from perdure.engine.execution import Execution
 from perdure.errors import HistoryCorruptError, PerdureBug, StoreError
 from perdure.history import events as e
 from perdure.runtime import load, mail
@@ -53,8 +55,6 @@ from perdure.store.protocol import (
     Wakes,
     Write,
 )
-
-_get_running_loop = asyncio._get_running_loop  # pyright: ignore[reportPrivateUsage]
 
 log = logging.getLogger("perdure")
 
@@ -98,6 +98,7 @@ class Turns:
         )
         self.performer.on_escape = self.contain
         self.live: dict[int, LiveRun] = {}
+        self.on_interruption = self.interrupted
         self.on_standstill: Callable[[int, Standstill], None] = lambda rid, how: None
         self.on_gone: Callable[[LiveRun], None] = lambda _: None
         self.on_letters: Callable[[], None] = lambda: None
@@ -135,7 +136,7 @@ class Turns:
         if claim.lost_owner is not None:
             live.record(e.TakenOver(claim.lost_owner, claim.lost_how or "", live.epoch))
             self.mark(live)
-        self.listen(live)
+        live.execution.on_interruption = self.on_interruption
         live.is_slow = live.length > EVENTS_REPLAYED_INLINE_MAX
         trouble: list[StoreError] = []
 
@@ -206,25 +207,21 @@ class Turns:
             return
         live = load.fresh(info, new, input_raw, self.catalog, log=log.warning)
         self.live[live.rid] = live
-        self.listen(live)
+        live.execution.on_interruption = self.on_interruption
         self.turn(live, live.execution.begin, lambda: self.advance(live))
 
-    def listen(self, live: LiveRun) -> None:
-        """Hear of code that fails between its turns: a foreign thread called into it."""
+    def interrupted(self, execution: Execution) -> None:
+        """Code failed between its turns: a foreign thread called into it. Called in that thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: we have left
+            self.loop.call_soon_threadsafe(self._interrupted, execution)
 
-        def interrupted() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: we have left
-                self.loop.call_soon_threadsafe(self._interrupted, live)
-
-        live.execution.on_interruption = interrupted
-
-    def _interrupted(self, live: LiveRun) -> None:
-        if live.is_gone or live.is_in_turn:
-            return
-        try:
-            self.advance(live)
-        except Exception as error:
-            self.contain(live, error)
+    def _interrupted(self, execution: Execution) -> None:
+        for live in list(self.live.values()):
+            if live.execution is execution and not live.is_in_turn:
+                try:
+                    self.advance(live)
+                except Exception as error:
+                    self.contain(live, error)
 
     # ── record ───────────────────────────────────────────────────────────────────────────────
     def report(
@@ -263,20 +260,15 @@ class Turns:
         if live.is_in_turn:
             live.deferred.append(lambda: self._deliver_now(live))
         elif live.undelivered and not live.is_gone:
-            self._deliver_in_turn(live, [], lambda: self.advance(live))
+            self._deliver(live, [], partial(self.advance, live))
 
-    def _deliver_in_turn(self, live: LiveRun, outcomes: list[Delivery], then: Callable[[], None]) -> None:
+    def _deliver(self, live: LiveRun, outcomes: list[Delivery], then: Callable[[], None]) -> None:
         """Deliver these; lazy results that are still to be delivered stand before them in the history, and go first."""
-        outcomes, live.undelivered = live.undelivered + outcomes, []
-        deliver = live.execution.deliver
+        if live.undelivered:
+            outcomes, live.undelivered = live.undelivered + outcomes, []
         live.execution.outcomes_left = len(outcomes) + live.outcomes_under_way
-
-        def turn() -> None:
-            for event, at, raw in outcomes:
-                deliver(event, at, raw)
-
         if outcomes:
-            self.turn(live, turn, then)
+            self.turn(live, partial(live.execution.deliver_all, outcomes), then)
         else:
             then()
 
@@ -311,33 +303,30 @@ class Turns:
             live.has_waiting_set = False
             change = live.change or self.parking.change(live)
             live.change = change if change.waiting is not None else change._replace(waiting=b"")
-        written = live.build(self._id_prefix + next(self._ids).to_bytes(8, "big"), now)
-        return written.append, lambda outcome: self._committed(live, written, outcome)
+        append = live.build(self._id_prefix + next(self._ids).to_bytes(8, "big"), now)
+        return append, partial(self._committed, live)
 
-    def _committed(self, live: LiveRun, written: Written, outcome: Outcome | Exception) -> None:
+    def _committed(self, live: LiveRun, outcome: Outcome | Exception) -> None:
         if live.is_gone:
             return
         if live.is_in_turn:
-            live.deferred.append(lambda: self._committed(live, written, outcome))
+            live.deferred.append(partial(self._committed, live, outcome))
             return
         try:
             if isinstance(outcome, Done):
-                self._deliver_all(live, live.committed(outcome.length))
+                written = live.committed(outcome.length)
+                self._deliver(live, written.outcomes(), partial(self._delivered, live, written))
             elif isinstance(outcome, Exists):
-                self.children.exists(live, written, outcome)
+                self.children.exists(live, outcome)
             else:
                 self._lost(live, outcome)
         except Exception as error:
             self.contain(live, error)
 
-    def _deliver_all(self, live: LiveRun, written: Written) -> None:
-        outcomes: list[Delivery] = [(entry.event, at, entry.raw) for entry, at in written.entries if entry.delivers]
-        self._deliver_in_turn(live, outcomes, lambda: self._delivered(live, written))
-
     def _delivered(self, live: LiveRun, written: Written) -> None:
         if live.has_sections:
-            for entry, at in written.entries:
-                self.sections.deliver(live, entry.event, at, entry.raw)
+            for entry, row in zip(written.entries, written.append.rows, strict=True):
+                self.sections.deliver(live, entry.event, row.at, entry.raw)
         for follow_up in written.then:
             follow_up()
         if not live.is_gone and not live.is_in_turn:
@@ -354,6 +343,8 @@ class Turns:
         """Let the code run: here, or in a turn thread if its turns have shown to be long."""
         if not live.is_slow or self._guard is not None:
             try:
+                if asyncio.current_task(self.loop) is not None:
+                    raise PerdureBug("a turn was driven from inside a task")
                 self._drive(live, turn)
                 then()
             except KeyboardInterrupt:
@@ -389,8 +380,6 @@ class Turns:
 
     def _drive(self, live: LiveRun, turn: Callable[[], None]) -> None:
         """One turn. KeyboardInterrupt goes on its way: the run is then dropped from memory, unrecorded."""
-        if _get_running_loop() is not None and asyncio.current_task() is not None:
-            raise PerdureBug("a turn was driven from inside a task")
         began = self._stopwatch()
         self._open_turns[live.rid] = (live, began)
         try:

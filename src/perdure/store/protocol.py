@@ -18,6 +18,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 
 class Status(StrEnum):
     """Where a run stands. The last three are final."""
@@ -124,7 +126,7 @@ class Change(NamedTuple):
     ending: bytes | None = None
 
 
-class Append(NamedTuple):
+class Append(msgspec.Struct, frozen=True, gc=False):
     """Add rows to a run's history: all or nothing, if the run still has `expected_length` events and `epoch`.
 
     Sent again under the same `id` (after a commit whose outcome is unknown) it is applied once and answers the same.
@@ -172,7 +174,7 @@ CONTROL_KINDS = frozenset({"cancel", "pause", "resume", "unblock"})
 Write = NewRun | Append | Letter
 
 
-class Done(NamedTuple):
+class Done(msgspec.Struct, frozen=True, gc=False):
     """The write is durable. `rid` of the run it went to; `length` its length afterwards (of appends and new runs)."""
 
     rid: int

@@ -30,7 +30,7 @@ def difference(live: LiveRun, store: Store) -> str | None:
 
 def _not_stored_yet(live: LiveRun) -> Iterator[Delivery]:
     """Lazy results that the code got before they were written."""
-    under_way = [entry for entry, _ in live.under_way.entries] if live.under_way is not None else []
+    under_way = live.under_way.entries if live.under_way is not None else ()
     for entry in (*under_way, *live.entries):
         if entry.at is not None and entry.event.is_outcome and not entry.delivers:
             yield entry.event, entry.at, entry.raw

@@ -27,6 +27,7 @@ from perdure.store.protocol import (
     Moved,
     NewRun,
     Outcome,
+    Row,
     Status,
     Watch,
     Write,
@@ -51,9 +52,25 @@ def append_alone(connection: sqlite3.Connection, facts: Facts, write: Write) -> 
     rid, length = write.rid, write.expected_length
     if facts.standing.get(rid) != (write.epoch, length):
         return None
-    connection.execute(INSERT_EVENT, (rid, *write.rows[0], write.id))
+    connection.execute(INSERT_EVENT, event_values(rid, write.rows[0], write.id))
     facts.standing[rid] = (write.epoch, length + 1)
     return Done(rid, length + 1)
+
+
+def event_values(rid: int, row: Row, append_id: bytes | None = None) -> tuple[Any, ...]:
+    """The row as INSERT_EVENT wants it. `append_id` goes with an append's first row.
+
+    Bytes as bytearray: for each bytes object the driver of Python 3.11 first looks for an adapter, half a microsecond
+    long. Written out, since every event passes here."""
+    seq, at, kind, envelope, before, after, head = row
+    return (
+        rid, seq, at, kind,
+        bytearray(envelope) if type(envelope) is bytes else envelope,
+        bytearray(before) if type(before) is bytes else before,
+        bytearray(after) if type(after) is bytes else after,
+        bytearray(head) if type(head) is bytes else head,
+        bytearray(append_id) if type(append_id) is bytes else append_id,
+    )  # fmt: skip
 
 
 class Addressee(NamedTuple):
@@ -156,9 +173,9 @@ class Commit:
     def _record(self, append: Append) -> Done:
         rid, rows = append.rid, append.rows
         if rows:
-            self._events.append((rid, *rows[0], append.id))
+            self._events.append(event_values(rid, rows[0], append.id))
             for row in rows[1:]:
-                self._events.append((rid, *row, None))
+                self._events.append(event_values(rid, row))
         else:
             self._sql("note_rowless", append.id, rid)
         length = append.expected_length + len(rows)
@@ -256,7 +273,7 @@ class Commit:
             *(rid, new.run_id, new.id, new.workflow, new.version, status, owner, epoch, new.input_digest),
             *(new.created_at, self._now, due_at, new.parent_run_id, _tags(new), rules.first_wakes(new), len(new.rows)),
         )
-        self._events.extend((rid, *row, None) for row in new.rows)
+        self._events.extend(event_values(rid, row) for row in new.rows)
         self._blobs.extend((rid, digest, body) for digest, body in new.blobs)
         self._facts.standing[rid] = (epoch, len(new.rows))
         return rid
