@@ -6,24 +6,64 @@ durable calls in them are refused) and runs again from its start when the wait i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
-from perdure.api.inside import _journal, _length  # pyright: ignore[reportPrivateUsage]
+from perdure.api.calls import Call
+from perdure.api.inside import _journal, _length, child_call  # pyright: ignore[reportPrivateUsage]
 from perdure.codec import codec_for
 from perdure.errors import UsageError
+from perdure.specs import OnCancel
 from perdure.specs import seconds as _seconds
 
 T = TypeVar("T")
 
 
-def _here(what: str) -> Any:
+def _here(what: str, elsewhere: str = "") -> Any:
     journal = _journal()
     if journal is None:
         raise UsageError(
-            f"perdure.sync.{what}() belongs into a `def` workflow or hosted code; async workflows: perdure.{what}()"
+            f"perdure.sync.{what}() belongs into a `def` workflow or hosted code; in async workflows "
+            f"{elsewhere or f'await perdure.{what}()'}"
         )
     return journal
+
+
+def wait(call: Call[T]) -> T:
+    """Make a call and wait for its result: what `await` is elsewhere. For `async def` steps and workflows; those that
+    are plain functions are called as usual.
+
+    >>> the_plan = perdure.sync.wait(plan.call(claim))  # doctest: +SKIP
+    """
+    return cast(T, _here("wait", "await the call").call_blocking(call.of, *call.take()))
+
+
+class Child(Generic[T]):
+    """A child run that was started: `child.result()`."""
+
+    def __init__(self, id: str, wait: Callable[[], Any], cancel: Callable[[], None]) -> None:
+        self.id = id
+        self._wait = wait
+        self._cancel = cancel
+
+    def result(self) -> T:
+        """The child's result, or what it raised; RunCancelledError after `cancel()`."""
+        return cast(T, self._wait())
+
+    def cancel(self) -> None:
+        """Ask the child to stop."""
+        self._cancel()
+
+
+def start(call: Call[T], *, id: str | None = None, on_cancel: OnCancel = "wait") -> Child[T]:
+    """Start a child run and go on, once that is recorded; see `perdure.start`.
+
+    >>> child = perdure.sync.start(review.call(file))  # doctest: +SKIP
+    """
+    journal = _here("start")
+    request = journal.start(child_call(call, id, on_cancel))
+    return Child(journal.child_id(request), lambda: journal.result(request), lambda: journal.cancel_child(request))
 
 
 def sleep(

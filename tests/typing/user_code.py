@@ -116,6 +116,18 @@ async def agent(claim: Claim, limit: int = 3) -> list[str]:
 @workflow
 def plain_agent(claim: Claim) -> int:
     assert_type(add(1, 2), int)
+    assert_type(perdure.sync.wait(plan.call(claim)), Plan)
+    assert_type(perdure.sync.wait(summarize.call("text")), int)
+    child = perdure.sync.start(summarize.call("text"), id="child", on_cancel="abandon")
+    assert_type(child, perdure.sync.Child[int])
+    assert_type(child.result(), int)
+    assert_type(child.id, str)
+    assert_type(perdure.sync.receive("approved", bool, within=timedelta(days=1)), bool)
+    if perdure.patched("a change"):
+        perdure.set_state(perdure.current_run().chapter)
+        perdure.continue_as_new(claim)
+    perdure.sync.wait(plan)  # type: ignore[arg-type]
+    perdure.sync.start(claim)  # type: ignore[arg-type]
     return add(1)
 
 

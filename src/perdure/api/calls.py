@@ -43,9 +43,19 @@ class Call(Coroutine[Any, Any, R], Generic[R]):
         self.kwargs = kwargs
         self._begun: Any = None
 
+    def take(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, for whoever makes the call now. UsageError if it was made already."""
+        if self._begun is not None:
+            raise self._made_already()
+        self._begun = iter(())
+        return self.args, self.kwargs
+
+    def _made_already(self) -> UsageError:
+        return UsageError(f"this call of {self.of.name} was made already: write .call(...) again for another one")
+
     def __await__(self) -> Generator[Any, Any, R]:
         if self._begun is not None:
-            raise UsageError(f"this call of {self.of.name} was made already: write .call(...) again for another one")
+            raise self._made_already()
         begun: Any = self.of._begin(self.args, self.kwargs)
         self._begun = begun
         return begun  # type: ignore[no-any-return]
@@ -102,6 +112,16 @@ class DurableFunction(Generic[P, R]):
             result: R = await function(*args, **kwargs)
             return result
         return await asyncio.to_thread(function, *args, **kwargs)
+
+    def _call_of_coroutine(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[R]:
+        """An `async def` called as usual: a call to be awaited. Refused in a `def` workflow, which cannot await: it
+        would be made never."""
+        if JOURNAL.get() is not None and ATTEMPT.get() is None and _get_running_loop() is None:
+            raise UsageError(
+                f"{self.name} is an `async def`: in a `def` workflow, or hosted code without an event loop, write "
+                f"perdure.sync.wait({self.name}.call(...))"
+            )
+        return Call(self, args, kwargs)
 
     def _call_plain_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """A `def` function called as usual: it blocks in a `def` workflow, is plain outside, refused in an async

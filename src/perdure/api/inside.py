@@ -12,17 +12,17 @@ import inspect
 import logging
 import random as _random
 import uuid as _uuid
-from collections.abc import Callable, Generator, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
 
 from perdure.api.calls import Call, execution_here
 from perdure.codec import arguments_codec_for, codec_for
-from perdure.engine.calls import ChildAsk
 from perdure.engine.execution import Execution
 from perdure.engine.randomness import as_number, as_uuid
 from perdure.errors import UsageError
 from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, Attempt
+from perdure.runtime.journal import ChildCall
 from perdure.runtime.performer import current_attempt
 from perdure.specs import OnCancel, WorkflowSpec, recordable, seconds
 
@@ -129,17 +129,18 @@ async def receive(name: str, type: Any = None, *, within: timedelta | float | No
 class Child(Generic[R]):
     """A child run that was started: `await child.result()`."""
 
-    def __init__(self, ask: ChildAsk) -> None:
-        self._ask = ask
-        self.id = ask.run_id
+    def __init__(self, id: str, wait: Callable[[], Awaitable[Any]], cancel: Callable[[], Any]) -> None:
+        self.id = id
+        self._wait = wait
+        self._cancel = cancel
 
     async def result(self) -> R:
         """The child's result, or what it raised. Cancelling the wait does not cancel the child."""
-        return cast(R, await asyncio.shield(self._ask.future))
+        return cast(R, await self._wait())
 
     def cancel(self) -> None:
         """Ask the child to stop."""
-        self._ask.future.cancel()
+        self._cancel()
 
 
 async def start(call: Call[R], *, id: str | None = None, on_cancel: OnCancel = "wait") -> Child[R]:
@@ -148,7 +149,21 @@ async def start(call: Call[R], *, id: str | None = None, on_cancel: OnCancel = "
     When this run ends or is cancelled, a child that is still running is cancelled and waited for (`on_cancel="wait"`),
     or left to itself (`"abandon"`). A given id that belongs to other work makes `result()` raise RunConflictError.
     """
-    execution = _execution("start")
+    journal = _journal()
+    child = child_call(call, id, on_cancel)
+    if journal is not None:
+        request = await journal.start_async(child)
+        return Child(
+            journal.child_id(request), lambda: journal.result_async(request), lambda: journal.cancel_child(request)
+        )
+    ask = _execution("start").ask_child(
+        child.spec, child.args, child.kwargs, run_id=child.run_id, on_cancel=child.on_cancel
+    )
+    return Child(ask.run_id, lambda: asyncio.shield(ask.future), ask.future.cancel)
+
+
+def child_call(call: Call[Any], run_id: str | None, on_cancel: Any) -> ChildCall:
+    """What `start` is given, checked."""
     spec = call.of.spec
     if not isinstance(spec, WorkflowSpec):
         raise UsageError(
@@ -156,7 +171,7 @@ async def start(call: Call[R], *, id: str | None = None, on_cancel: OnCancel = "
         )
     if on_cancel not in {"wait", "abandon"}:
         raise UsageError(f"perdure.start(on_cancel={on_cancel!r}): 'wait' or 'abandon'")
-    return Child(execution.ask_child(spec, call.args, call.kwargs, run_id=id, on_cancel=on_cancel))
+    return ChildCall(spec, call.args, call.kwargs, run_id, on_cancel)
 
 
 def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
@@ -164,7 +179,8 @@ def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
 
     Messages not taken yet are carried over. Keeps histories short for runs that live for ever. UsageError while calls
     are in flight, and in a task other than the workflow's own."""
-    raise _execution("continue_as_new").continue_as_new(args, kwargs)
+    journal = _journal()
+    raise (journal or _execution("continue_as_new")).continue_as_new(args, kwargs)
 
 
 def patched(patch: str) -> bool:
@@ -175,12 +191,19 @@ def patched(patch: str) -> bool:
     ...         await check_risk()
     ...     await pay()
     """
-    return _execution("patched").patched(patch)
+    journal = _journal()
+    return journal.patched(patch) if journal is not None else _execution("patched").patched(patch)
 
 
 def set_state(state: Any) -> None:
-    """What `await run.state()` shows to whoever asks: plain JSON. Written with the run's next commit."""
-    _execution("set_state").set_state(codec_for(Any).dumps(state))
+    """What `await run.state()` shows to whoever asks: plain JSON. Written with the run's next commit.
+
+    UsageError in a section, whose code is not run again once it has ended."""
+    raw, journal = codec_for(Any).dumps(state), _journal()
+    if journal is not None:
+        journal.set_state(raw)
+    else:
+        _execution("set_state").set_state(raw)
 
 
 class CurrentRun(NamedTuple):
@@ -196,12 +219,12 @@ class CurrentRun(NamedTuple):
 
 def current_run() -> CurrentRun:
     """The run whose code is executing. UsageError outside workflow code."""
-    execution = _execution("current_run")
+    journal = _journal()
+    execution: Execution = _execution("current_run") if journal is None else journal.live.execution
+    is_replaying = execution.is_replaying if journal is None else journal.is_replaying
     started = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=execution.beginning.at)
     spec = execution.spec
-    return CurrentRun(
-        execution.run_id, spec.name, spec.version, execution.beginning.chapter, started, execution.is_replaying
-    )
+    return CurrentRun(execution.run_id, spec.name, spec.version, execution.beginning.chapter, started, is_replaying)
 
 
 # ── foreign code ────────────────────────────────────────────────────────────────────────────
@@ -308,13 +331,16 @@ class _ReplayAware(logging.LoggerAdapter[logging.Logger]):
     """Silent while a workflow's code is only being brought back to where it stood."""
 
     def isEnabledFor(self, level: int) -> bool:  # noqa: N802
-        execution = execution_here()
+        execution, journal = execution_here(), _journal()
         if execution is not None and (execution.is_replaying or execution.is_closing):
+            return False
+        if journal is not None and (journal.is_replaying or journal.is_over):
             return False
         return super().isEnabledFor(level)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        execution = execution_here()
+        journal = _journal()
+        execution = execution_here() if journal is None else journal.live.execution
         if execution is not None:
             kwargs["extra"] = {**(kwargs.get("extra") or {}), "run_id": execution.run_id}
         return msg, kwargs

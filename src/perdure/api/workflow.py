@@ -45,7 +45,7 @@ class Step(DurableFunction[P, R], Generic[P, R]):
         same_signature(self, spec.function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        return Call(self, args, kwargs)
+        return self._call_of_coroutine(args, kwargs)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The call as a value, not made yet."""
@@ -91,7 +91,7 @@ class Workflow(DurableFunction[P, R], Generic[P, R]):
         same_signature(self, spec.function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        return Call(self, args, kwargs)
+        return self._call_of_coroutine(args, kwargs)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The call as a value: to be started, awaited, or both never."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from perdure.codec import dump_exception
-from perdure.errors import EncodeError, PerdureError
+from perdure.errors import EncodeError, PerdureError, UsageError
 from perdure.specs import WorkflowSpec
 
 
@@ -61,6 +62,19 @@ class Beginning(msgspec.Struct, frozen=True):
     at: int
     chapter: int = 0
     carried: tuple[tuple[str, bytes], ...] = ()
+
+
+def next_chapter(
+    spec: WorkflowSpec, args: tuple[Any, ...], kwargs: dict[str, Any], in_flight: Sequence[str]
+) -> ContinueAsNew:
+    """What ends a chapter, to be raised. UsageError while calls are in flight, EncodeError for the arguments."""
+    if in_flight:
+        raise UsageError(
+            f"continue_as_new() while {', '.join(in_flight[:5])} is in flight: await or cancel it first, so that no "
+            "outcome is lost"
+        )
+    spec.arguments.dumps(args, kwargs)
+    return ContinueAsNew(args, kwargs)
 
 
 def ending_of(spec: WorkflowSpec, workflow: asyncio.Task[Any]) -> Ending:

@@ -34,7 +34,7 @@ from perdure.engine.calls import (
     StepAsk,
     Waiting,
 )  # fmt: skip
-from perdure.engine.chapters import Beginning, Blocked, ContinueAsNew, Ending, ending_of
+from perdure.engine.chapters import Beginning, Blocked, ContinueAsNew, Ending, ending_of, next_chapter
 from perdure.engine.claims import Claims
 from perdure.engine.known import Known
 from perdure.engine.loop import DeterministicLoop, LoopTask, StuckTurn
@@ -158,6 +158,8 @@ class Execution:
                 pass
             case e.ChildEnded():
                 (self._deliver_value if event.status == "completed" else self._deliver_failure)(event, output)
+            case e.SectionEnded(continues=True):
+                self._deliver_next_chapter(event, output)
             case e.SectionEnded():
                 (self._deliver_failure if event.failed else self._deliver_value)(event, output)
             case e.MessageArrived():
@@ -199,6 +201,18 @@ class Execution:
         ask = self._take(event)
         if ask is not None:
             ask.future.set_exception(load_exception(output or b"null", _raises_of(ask)))
+
+    def _deliver_next_chapter(self, event: e.SectionEnded, output: bytes | None) -> None:
+        """The workflow's code is hosted, and has ended this chapter there."""
+        ask = self._take(event)
+        if ask is None:
+            return
+        try:
+            args, kwargs = self.spec.arguments.loads(output or b"{}")
+        except DecodeError as error:
+            self.fail("undecodable", f"the recorded arguments do not fit {self.spec.label} any more: {error}")
+            return
+        ask.future.set_exception(ContinueAsNew(args, kwargs))
 
     def _take(self, event: e.Keyed) -> Ask | None:
         """The call that an outcome belongs to; None if nobody is to have it."""
@@ -387,8 +401,7 @@ class Execution:
         """A workflow is called from a workflow: a child run, with a derived id unless one is given."""
         if self.is_closing:
             return ChildAsk(NO_KEY, spec.name, 0, self._refuse())
-        if run_id is not None and recordable(run_id, what="run id") == self.run_id:
-            raise UsageError(f"run {run_id!r} cannot be its own child: it would wait for itself for ever")
+        self.check_child_id(run_id)
         raw = spec.arguments.dumps(args, kwargs)
         _, key, use = self._identify(spec.name)
         ask = ChildAsk(key, spec.name, use, self._future())
@@ -399,6 +412,11 @@ class Execution:
         self.children[key] = ask.run_id
         self._ask(ask, ask.packed.digest)
         return ask
+
+    def check_child_id(self, run_id: str | None) -> None:
+        """UsageError for an id that a child of this run cannot have."""
+        if run_id is not None and recordable(run_id, what="run id") == self.run_id:
+            raise UsageError(f"run {run_id!r} cannot be its own child: it would wait for itself for ever")
 
     def ask_section(
         self,
@@ -493,15 +511,18 @@ class Execution:
             self.diverge(*difference)
         return difference is None
 
-    def patched(self, patch: str) -> bool:
+    def patched(self, patch: str, *, is_passed: bool | None = None) -> bool:
         """Whether the code behind this guard may run; answered once per run and recorded.
 
         What is recorded behind this place shows that the run has passed it: calls, waits, and outcomes that are still
-        to be delivered (a timer or a message belongs to no recorded call)."""
+        to be delivered (a timer or a message belongs to no recorded call). `is_passed`: of hosted code, which
+        has a record of its own."""
         recordable(patch, what="perdure.patched()")
         answer = self.known.patches.get(patch)
         if answer is None:
-            answer = self.claims.is_settled and not self.outcomes_left
+            if is_passed is None:
+                is_passed = bool(self.outcomes_left) or not self.claims.is_settled
+            answer = not is_passed
             self.known.patches[patch] = answer
             self.notes.append(e.Patched(patch, answer))
         return answer
@@ -513,13 +534,7 @@ class Execution:
         if asyncio.current_task(self.loop) is not self._root:
             raise UsageError("continue_as_new() belongs into the workflow's own task, not into one that it started")
         flying = [ask.label for ask in self.open.values() if not (isinstance(ask, ReceiveAsk) or _is_abandoned(ask))]
-        if flying:
-            raise UsageError(
-                f"continue_as_new() while {', '.join(flying[:5])} is in flight: await or cancel it first, so that no "
-                "outcome is lost"
-            )
-        self.spec.arguments.dumps(args, kwargs)
-        return ContinueAsNew(args, kwargs)
+        return next_chapter(self.spec, args, kwargs, flying)
 
     def set_state(self, state: bytes) -> None:
         """What `Run.state()` shows; written with the next commit."""

@@ -189,12 +189,14 @@ class SectionReceived(Keyed, frozen=True, omit_defaults=True, gc=False, tag="sec
 
 
 class SectionEnded(Keyed, frozen=True, omit_defaults=True, gc=False, tag="section.ended"):
-    """`unused`: recorded calls that the last execution of the section did not ask for."""
+    """`unused`: recorded calls that the last execution of the section did not ask for. `continues`: it was a workflow's
+    own code and asked to begin anew; `output` are the arguments then."""
 
     is_outcome: ClassVar[bool] = True
     failed: bool = False
     output: bytes = b""
     unused: tuple[str, ...] = ()
+    continues: bool = False
 
 
 # ── what comes from outside ─────────────────────────────────────────────────────────────────

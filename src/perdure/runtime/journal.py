@@ -17,17 +17,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from perdure.clock import MICROSECONDS
 from perdure.codec import ValueCodec, arguments_codec_for, codec_for, dump_exception, load_exception, pack
 from perdure.engine.calls import CallFuture, ChildAsk, Key, SectionAsk, StepAsk
+from perdure.engine.chapters import ContinueAsNew, next_chapter
 from perdure.engine.randomness import drawn
-from perdure.errors import EncodeError, UsageError
+from perdure.errors import EncodeError, RunCancelledError, UsageError
 from perdure.history import events as e
 from perdure.http.classify import classify
 from perdure.runtime.attempt import ATTEMPT, LANE, Attempt
 from perdure.runtime.live import LiveRun
+from perdure.runtime.records import Happened, Record, Unclaimed, records_of, running_children, told_children
 from perdure.runtime.retrying import Again, next_attempt
 from perdure.specs import Retry, StepSpec, WorkflowSpec
 
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from perdure.runtime.sections import Sections
 
 log = logging.getLogger("perdure")
+
+T = TypeVar("T")
 
 HELD_LOOK_SECONDS = 0.25
 HELD_TASKS_SECONDS = 5.0
@@ -48,26 +52,36 @@ _WAITING_MODULES = (
 )
 
 
+NO_CALL = "this section is over, or waits: no call is made any more"
+_running_loop = asyncio._get_running_loop  # pyright: ignore[reportPrivateUsage]
+
+
 class Unwound(BaseException):
     """Ends hosted code: its section is suspended, cancelled, or lost. Not an Exception: it must not be swallowed."""
 
 
-class Record(NamedTuple):
-    """One recorded call of foreign code. `outcome` is None while only its start, or failed attempts, are known."""
+class ChildCall(NamedTuple):
+    """A child run to be started."""
 
-    key: Key
-    lane: str
-    name: str
-    digest: bytes | None
-    outcome: e.Keyed | None
-    at: int
-    raw: bytes | None
-    deadline: int = 0
+    spec: WorkflowSpec
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    run_id: str | None
+    on_cancel: str
+
+
+class Outcome(NamedTuple):
+    """What hosted code has come to: its result, what it raised, or the arguments of the next chapter."""
+
+    raw: bytes
+    failed: bool = False
+    continues: bool = False
 
 
 class Request:
     """What foreign code asks for. `future` is answered on the host loop and waited for wherever the code runs.
 
+    `waiting`: the threads or tasks that wait for the answer. `started`: of a child run that is not waited for at once.
     `is_reported`: an outcome is on its way into the history, so no other may follow. `is_held_back`: the run is paused
     or blocked; it is performed when that is over."""
 
@@ -78,13 +92,21 @@ class Request:
         self.key: Key = ("", 0)
         self.record: Record | None = None
         self.load: Callable[[e.Keyed, bytes | None], Any] = lambda event, raw: None
-        self.who: object = None
+        self.waiting: list[object] = []
         self.is_wait = False
         self.is_reported = False
         self.is_held_back = False
         self.deadline: int | None = None
         self.asked_at = 0.0
         self.packed: Any = None
+        self.started: concurrent.futures.Future[None] | None = None
+        self.child_id: str | None = None
+        self.is_abandoned = False
+        self.ended_at = 0
+
+    @property
+    def is_receive(self) -> bool:
+        return self.name.startswith("receive:")
 
 
 class Journal:
@@ -95,7 +117,7 @@ class Journal:
         sections: Sections,
         live: LiveRun,
         ask: SectionAsk,
-        history: Iterable[tuple[e.Keyed, int, bytes | None]] | None = None,
+        history: Iterable[Happened] | None = None,
     ) -> None:
         self._sections = sections
         self._turns = sections.turns
@@ -105,8 +127,10 @@ class Journal:
         self._loop = asyncio.get_running_loop()
         self.is_closed = False
         self.is_suspended = False
+        self.outcome: Outcome | None = None
+        self.thread = 0
         self.next_look: asyncio.TimerHandle | None = None
-        self.history: list[tuple[e.Keyed, int, bytes | None]] = list(history or ())
+        self.history: list[Happened] = list(history or ())
         if history is None:
             for event, at, raw in live.execution.known.journals.get(self.section, ()):
                 self._remember(event, at, raw)
@@ -115,7 +139,7 @@ class Journal:
     # ── the record ───────────────────────────────────────────────────────────────────────────
     def _begin(self) -> None:
         """Nothing is asked for yet, everything recorded is unused."""
-        self.unused = _records_of(self.history)
+        self.unused = Unclaimed(records_of(self.history))
         self.by_key: dict[Key, Record] = {}
         self.counters: dict[str, int] = {}
         for event, _, _ in self.history:
@@ -126,38 +150,34 @@ class Journal:
         self.lane_now: dict[str, int] = {}
         self.lane_randoms: dict[str, int] = {}
         self.began_at = self.live.execution.now_us
+        self.told = told_children(self.history)
+        self._starting: set[Key] = set()
+        self._state: bytes | None = None
         self.last_activity = self._loop.time()
 
     def _remember(self, event: e.Keyed, at: int, raw: bytes | None) -> None:
         message = self.live.execution.mailbox.handed.get(event.key) if isinstance(event, e.SectionReceived) else None
         self.history.append((event, at, raw if message is None else message))
 
-    def _match(self, request: Request) -> Record | None:
-        """The oldest unused record of this request: of its own lane, else of any."""
-        of_any = None
-        for record in self.unused:
-            if record.name == request.name and (record.digest == request.digest):
-                if record.lane == request.lane:
-                    return record
-                of_any = of_any or record
-        return of_any
-
     # ── requests, on the host loop ───────────────────────────────────────────────────────────
     def arrive(self, request: Request) -> None:
         """Take a request in: answer it from the record, hold it, or perform it."""
-        if self.is_closed or self.is_suspended:
-            request.future.set_exception(Unwound("this section is over, or waits: no call is made any more"))
+        if self.is_over:
+            request.future.set_exception(Unwound(NO_CALL))
             return
         self.last_activity = request.asked_at = self._loop.time()
         if request.arguments is not None:  # here and not where it was asked: the memo belongs to this thread
             request.packed = pack(request.arguments, self.live.execution.memo)
             request.digest = request.packed.digest
-        self.participants[request.who] = self.participants.get(request.who, 0) + 1
-        record = self._match(request)
+        for who in request.waiting:
+            self.participants[who] = self.participants.get(who, 0) + 1
+        record = self.unused.claim(request.lane, request.name, request.digest)
         if record is None and self.unused:
             self.held.append(request)
             self._loop.call_later(HELD_LOOK_SECONDS, self._look_at_held)
         else:
+            if record is None:
+                self.show_state()
             self._serve(request, record)
         if not self.unused:
             self._release_held()
@@ -169,9 +189,8 @@ class Journal:
 
     def _serve(self, request: Request, record: Record | None) -> None:
         if record is not None:
-            self.unused.remove(record)
             request.key, request.record, request.deadline = record.key, record, record.deadline or None
-            if record.outcome is not None:
+            if record.outcome is not None and record.key not in self.told:
                 self._answer(request, record.outcome, record.at, record.raw)
                 return
         else:
@@ -181,6 +200,8 @@ class Journal:
             request.key = (task, n)
         self.requests[request.key] = request
         self.perform(request)
+        if record is not None:
+            self._has_started(request)
 
     def perform(self, request: Request) -> None:
         """Do what is asked for; in a run that is paused or blocked nothing new begins."""
@@ -197,7 +218,9 @@ class Journal:
     def _answer(self, request: Request, event: e.Keyed, at: int, raw: bytes | None) -> None:
         self.requests.pop(request.key, None)
         self._no_longer_waits(request)
-        self.lane_now[request.lane] = at
+        if request.started is None:
+            self.lane_now[request.lane] = at
+        request.ended_at = at
         with contextlib.suppress(concurrent.futures.InvalidStateError):  # whoever asked has given up waiting
             try:
                 value = request.load(event, raw)
@@ -208,15 +231,16 @@ class Journal:
 
     def _no_longer_waits(self, request: Request) -> None:
         self.last_activity = self._loop.time()
-        left = self.participants.get(request.who, 1) - 1
-        self.participants[request.who] = left
+        waiting, request.waiting = request.waiting, []
+        for who in waiting:
+            self.participants[who] = self.participants.get(who, 1) - 1
 
     def _look_at_held(self) -> None:
         """Divergence is only certain when everybody waits and something recorded is unused."""
         if not self.held or self.is_closed:
             return
         if all(self._is_waiting(who) for who in self.participants):
-            wanted, nearest = self.held[0], self.unused[0]
+            wanted, nearest = self.held[0], self.unused.left()[0]
             self.live.execution.diverge(
                 f"section {self.ask.label}: the history has {nearest.name!r} (lane {nearest.lane}), unused so far",
                 f"the code asks for {wanted.name!r} (lane {wanted.lane}) with other arguments or in another place",
@@ -235,6 +259,11 @@ class Journal:
         return self._loop.time() - self.last_activity > HELD_TASKS_SECONDS
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs in here: the thread was given back, or the code has ended and its children have not."""
+        return self.is_suspended or self.outcome is not None
+
+    @property
     def only_waits(self) -> bool:
         """Whether everybody in here waits for time, messages or children."""
         waits = bool(self.requests) and not self.held and all(r.is_wait for r in self.requests.values())
@@ -243,13 +272,18 @@ class Journal:
     def deliver(self, event: e.Keyed, at: int, raw: bytes | None) -> None:
         """Something of this section is durable."""
         self._remember(event, at, raw)
+        self._starting.discard(event.key)
         request = self.requests.get(event.key)
         if request is None and isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
             # the code was hosted anew, and has not come as far as this
-            self.unused = [r._replace(outcome=event, at=at, raw=raw) if r.key == event.key else r for r in self.unused]
+            self.unused.settle(event, at, raw)
         if request is None or self.is_suspended:
             return
-        if isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
+        if isinstance(event, e.ChildStarted):
+            self._has_started(request)
+        if event.key in self.told:
+            pass  # the code, run again, is about to cancel this child, and hears nothing of its end
+        elif isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
             self._answer(request, event, at, raw)
         elif isinstance(event, e.SectionReceived):
             message = self.live.execution.mailbox.handed.get(event.key)
@@ -291,25 +325,97 @@ class Journal:
 
     def wait(self, request: Request) -> Any:
         """Submit from a thread, and wait there."""
-        request.who = threading.get_ident()
-        self._loop.call_soon_threadsafe(self.arrive, request, context=self._sections.context)
+        self._submit(request)
         return request.future.result()
 
     async def wait_async(self, request: Request) -> Any:
         """Submit from a coroutine, and wait there."""
-        request.who = asyncio.current_task() or threading.get_ident()
-        if asyncio.get_running_loop() is self._loop:
+        self._submit(request)
+        return await asyncio.wrap_future(request.future)
+
+    def _submit(self, request: Request) -> None:
+        request.waiting = [_who()]
+        if _running_loop() is self._loop:
             self._loop.call_soon(self.arrive, request, context=self._sections.context)
         else:
             self._loop.call_soon_threadsafe(self.arrive, request, context=self._sections.context)
-        return await asyncio.wrap_future(request.future)
+
+    # ── what is answered there and then ──────────────────────────────────────────────────────
+    def _at_once(self, ask: Callable[[], T]) -> T:
+        """Ask something on the host loop that is answered there and then, from wherever the code runs."""
+        if _running_loop() is self._loop:
+            return self._if_open(ask)
+        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+        def told() -> None:
+            try:
+                answer.set_result(self._if_open(ask))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        self._loop.call_soon_threadsafe(told, context=self._sections.context)
+        return answer.result()
+
+    def _if_open(self, ask: Callable[[], T]) -> T:
+        if self.is_over:
+            raise Unwound(NO_CALL)
+        return ask()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no call is made here any more: the code is being unwound, or outlives its section."""
+        return self.is_closed or self.is_suspended
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether something recorded is still to be asked for: nothing that the code does now is new."""
+        return bool(self.unused)
+
+    def patched(self, patch: str) -> bool:
+        """Whether the code behind this guard may run; answered once per run and recorded."""
+        return self._at_once(lambda: self.live.execution.patched(patch, is_passed=bool(self.unused)))
+
+    def continue_as_new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ContinueAsNew:
+        """What ends this chapter, to be raised. UsageError in a section, in a thread that the code started, and while
+        calls are in flight."""
+        spec = self.live.execution.spec
+        if spec.is_async or threading.get_ident() != self.thread:
+            raise UsageError(
+                "continue_as_new() belongs into the workflow's own code: not into perdure.section(), nor into a thread "
+                "that a `def` workflow started"
+            )
+        return next_chapter(spec, args, kwargs, self._at_once(self._in_flight))
+
+    def _in_flight(self) -> list[str]:
+        """A receive takes nothing with it when it goes, and of an abandoned child the run wants to hear nothing."""
+        flying = [r for r in self.requests.values() if not r.is_abandoned and (r.is_reported or not r.is_receive)]
+        return [f"{request.lane}/{request.name}" for request in (*flying, *self.held)]
+
+    def set_state(self, state: bytes) -> None:
+        """What `Run.state()` shows. Code that is run again shows nothing until it does something new: else the state
+        would go back in time for whoever looks."""
+        if self.live.execution.spec.is_async:
+            raise UsageError(
+                "perdure.set_state() in perdure.section(): the state is the workflow's, and a section that has ended "
+                "is not run again on replay; set it in the workflow"
+            )
+        self._at_once(lambda: self._set_state(state))
+
+    def _set_state(self, state: bytes) -> None:
+        self._state = state
+        if not self.unused:
+            self.show_state()
+
+    def show_state(self) -> None:
+        """Have the state that the code gave last written, with the next commit."""
+        if self._state is not None:
+            self.live.execution.set_state(self._state)
+            self._state = None
+            self._turns.mark(self.live)
 
     def _refuse_on_loop(self, name: str) -> None:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return
-        raise UsageError(f"{name} was called where an event loop runs: await {name}.call(...) there")
+        if _running_loop() is not None:
+            raise UsageError(f"{name} was called where an event loop runs: await {name}.call(...) there")
 
     def _step(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
         raw = spec.arguments.dumps(args, kwargs)
@@ -330,24 +436,138 @@ class Journal:
         ask.is_recorded = request.record is not None
         return ask
 
-    def _child(self, spec: WorkflowSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
+    def _child(
+        self,
+        spec: WorkflowSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        run_id: str | None = None,
+        on_cancel: str = "wait",
+    ) -> Request:
+        self.live.execution.check_child_id(run_id)
         raw = spec.arguments.dumps(args, kwargs)
 
         def perform(request: Request) -> None:
             ask = ChildAsk(request.key, spec.name, request.key[1] + 1, _unused_future(self.live))
-            ask.spec, ask.input, ask.packed, ask.on_cancel = spec, raw, request.packed, "wait"
+            ask.spec, ask.input, ask.packed, ask.on_cancel = spec, raw, request.packed, on_cancel
             ask.is_started = request.record is not None
-            number = self.live.execution.beginning.chapter
-            chapter = f"{number}:" if number else ""
-            task = request.key[0].replace("/", ".")
-            ask.run_id = f"{self.live.run_id}/{chapter}{task}.{spec.name}.{request.key[1]}"
+            ask.run_id = self.child_id(request)
             request.is_wait = True
+            if not ask.is_started:
+                self._starting.add(request.key)
             self._turns.children.start(self.live, ask)
 
         request = Request(LANE.get(), spec.name, raw, perform)
         request.load = _load_with(spec.result, spec.raises)
+        request.child_id, request.is_abandoned = run_id, on_cancel == "abandon"
         return request
 
+    def child_id(self, request: Request) -> str:
+        """The id of a child run: as given, else derived from the call."""
+        number = self.live.execution.beginning.chapter
+        chapter = f"{number}:" if number else ""
+        task, n = request.key
+        return request.child_id or f"{self.live.run_id}/{chapter}{task.replace('/', '.')}.{request.name}.{n}"
+
+    # ── children that are not waited for at once ─────────────────────────────────────────────
+    def start(self, child: ChildCall) -> Request:
+        """Start a child run, from a thread: it is recorded when this returns."""
+        request, started = self._to_start(child)
+        self._submit(request)
+        started.result()
+        return request
+
+    async def start_async(self, child: ChildCall) -> Request:
+        """Start a child run, from a coroutine."""
+        request, started = self._to_start(child)
+        self._submit(request)
+        await asyncio.wrap_future(started)
+        return request
+
+    def _to_start(self, child: ChildCall) -> tuple[Request, concurrent.futures.Future[None]]:
+        request = self._child(child.spec, child.args, child.kwargs, run_id=child.run_id, on_cancel=child.on_cancel)
+        started = request.started = concurrent.futures.Future()
+
+        def is_over(done: concurrent.futures.Future[Any]) -> None:
+            error = done.exception()
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # it was started long ago
+                if isinstance(error, Unwound):
+                    started.set_exception(error)
+                else:
+                    started.set_result(None)
+
+        request.future.add_done_callback(is_over)
+        return request, started
+
+    def _has_started(self, request: Request) -> None:
+        """Whoever started a child goes on; from now on nobody waits for it, until somebody asks for its result."""
+        if request.started is not None and not request.started.done():
+            self._no_longer_waits(request)
+            request.started.set_result(None)
+
+    def result(self, child: Request) -> Any:
+        """A child's result, from a thread."""
+        who = _who()
+        self._at_once(lambda: self._join(child, who))
+        try:
+            return child.future.result()
+        finally:
+            self._has_come(child)
+
+    async def result_async(self, child: Request) -> Any:
+        """A child's result, from a coroutine. Cancelling the wait does not cancel the child."""
+        who = _who()
+        self._at_once(lambda: self._join(child, who))
+        try:
+            return await asyncio.shield(asyncio.wrap_future(child.future))
+        finally:
+            self._has_come(child)
+            if not self.is_over:
+                self._at_once(lambda: self._leave(child, who))
+
+    def _join(self, child: Request, who: object) -> None:
+        if not child.future.done():
+            child.waiting.append(who)
+            self.participants[who] = self.participants.get(who, 0) + 1
+            self.last_activity = child.asked_at = self._loop.time()
+
+    def _leave(self, child: Request, who: object) -> None:
+        if who in child.waiting:
+            child.waiting.remove(who)
+            self.participants[who] -= 1
+
+    def _has_come(self, child: Request) -> None:
+        lane = LANE.get()
+        self.lane_now[lane] = max(self.lane_now.get(lane, self.began_at), child.ended_at)
+
+    def cancel_child(self, child: Request) -> None:
+        """Ask a child to stop; its result is RunCancelledError from now on, whatever becomes of it."""
+        self._at_once(lambda: self._cancel_child(child))
+
+    def _cancel_child(self, child: Request) -> None:
+        if child.future.done():
+            return
+        self._tell(child.key, child.name, self.child_id(child))
+        self.requests.pop(child.key, None)
+        self._no_longer_waits(child)
+        child.future.set_exception(RunCancelledError(f"child run {self.child_id(child)} was cancelled by its parent"))
+
+    def _tell(self, key: Key, name: str, run_id: str) -> None:
+        """Have a child run cancelled, in the commit that says so: a second time would disturb its cleaning up."""
+        if key not in self.told:
+            self.told.add(key)
+            self._turns.children.tell(self.live, [run_id])
+            self._turns.report(self.live, e.CallCancelled(*key, name, key[1] + 1))
+
+    def tell_children(self) -> bool:
+        """The code has ended: its children are cancelled. True as long as some have not ended."""
+        running = running_children(self.history)
+        for key, child in running.items():
+            self._tell(key, child.name, child.run_id)
+        return bool(running or self._starting)
+
+    # ── waits ────────────────────────────────────────────────────────────────────────────────
     def sleep(self, length: float) -> Request:
         """A durable wait."""
         return self._waiting("sleep", length)
@@ -431,9 +651,8 @@ class Journal:
 
         wanted = Request(LANE.get(), name, raw, start)
         wanted.load = _load_with(spec.result, spec.raises)
-        wanted.who = threading.get_ident()
         wanted.future.add_done_callback(lambda done: _answered(go))
-        self._loop.call_soon_threadsafe(self.arrive, wanted, context=self._sections.context)
+        self._submit(wanted)
         failed = go.result()
         if failed >= 0:
             self._perform_here(wanted, spec, perform, failed)
@@ -496,22 +715,9 @@ class Journal:
         self._loop.call_soon_threadsafe(report, context=self._sections.context)
 
 
-def _records_of(history: list[tuple[e.Keyed, int, bytes | None]]) -> list[Record]:
-    """What was recorded, one record a call, in the order of the first event about each."""
-    records: dict[Key, Record] = {}
-    for event, at, raw in history:
-        before = records.get(event.key)
-        digest = getattr(event, "input", None) or (before.digest if before else None)
-        lane = event.task.partition("/")[2]
-        record = before or Record(event.key, lane, event.name, digest, None, at, None)
-        if isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
-            record = record._replace(outcome=event, at=at, raw=raw)
-        elif isinstance(event, e.SectionWait):
-            record = record._replace(deadline=event.deadline)
-        elif isinstance(event, e.SectionReceived) and raw is not None:
-            record = record._replace(outcome=event, at=at, raw=raw)
-        records[event.key] = record._replace(digest=digest)
-    return list(records.values())
+def _who() -> object:
+    """Who waits: the task, if it is one, else the thread."""
+    return (asyncio.current_task() if _running_loop() is not None else None) or threading.get_ident()
 
 
 def _load_with(codec: ValueCodec, raises: tuple[type[BaseException], ...]) -> Callable[[e.Keyed, bytes | None], Any]:

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.codec import dump_exception, pack
 from perdure.engine.calls import Key, SectionAsk
+from perdure.engine.chapters import ContinueAsNew
 from perdure.history import events as e
 from perdure.runtime import inherit
 from perdure.runtime.attempt import JOURNAL
-from perdure.runtime.journal import Journal, Unwound
+from perdure.runtime.journal import Journal, Outcome, Unwound
 from perdure.runtime.live import LiveRun
 from perdure.runtime.performer import STILL_HERE_SECONDS
+from perdure.runtime.records import running_children, told_children
 
 if TYPE_CHECKING:
     from perdure.runtime.turn import Turns
@@ -63,49 +65,60 @@ class Sections:
             thread.start()
             if thread.ident is not None:
                 journal.participants[thread.ident] = 0
+                journal.thread = thread.ident
             journal.next_look = self._loop.call_later(UNWIND_SECONDS, self._unwind_if_waiting, journal)
 
     async def _run_async(self, journal: Journal) -> None:
         ask = journal.ask
         try:
-            raw, failed = ask.result.dumps(await ask.function(*ask.args, **ask.kwargs)), False
+            outcome = Outcome(ask.result.dumps(await ask.function(*ask.args, **ask.kwargs)))
         except Unwound:
             return
         except asyncio.CancelledError as error:
-            raw, failed = dump_exception(error, _raises(journal)), True
+            outcome = _raised(journal, error)
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # the program is about to end, perhaps: see the performer
-                self._loop.call_later(STILL_HERE_SECONDS, self._ended, journal, raw, failed)
+                self._loop.call_later(STILL_HERE_SECONDS, self._ended, journal, outcome)
                 return
         except BaseException as error:
-            raw, failed = dump_exception(error, _raises(journal)), True
-        self._ended(journal, raw, failed)
+            outcome = _raised(journal, error)
+        self._ended(journal, outcome)
 
     def _run_in_thread(self, journal: Journal) -> None:
         ask = journal.ask
         try:
-            raw, failed = ask.result.dumps(ask.function(*ask.args, **ask.kwargs)), False
+            outcome = Outcome(ask.result.dumps(ask.function(*ask.args, **ask.kwargs)))
         except Unwound:
             return
+        except ContinueAsNew as error:
+            outcome = Outcome(journal.live.execution.spec.arguments.dumps(error.arguments, error.keywords), False, True)
         except BaseException as error:
-            raw, failed = dump_exception(error, _raises(journal)), True
-        self._call_soon(self._ended, journal, raw, failed)
+            outcome = _raised(journal, error)
+        self._call_soon(self._ended, journal, outcome)
 
     def _call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *arguments, context=self.context)
 
-    def _ended(self, journal: Journal, raw: bytes, failed: bool) -> None:
+    def _ended(self, journal: Journal, outcome: Outcome) -> None:
         """The function has returned or raised. What it makes of being unwound (a `finally` that returns or raises, an
         `except BaseException`) is no outcome."""
-        live, ask = journal.live, journal.ask
-        if journal.is_closed or journal.is_suspended or live.is_gone:
+        if journal.is_over or journal.live.is_gone:
             return
-        unused = tuple(f"{r.lane}/{r.name}" for r in journal.unused if r.outcome is not None)
+        journal.show_state()
         journal.close()
+        journal.outcome = outcome
+        self._end(journal, outcome)
+
+    def _end(self, journal: Journal, outcome: Outcome) -> None:
+        """Record the end, if the code's children have ended too."""
+        if journal.tell_children():
+            return
+        live, ask, (raw, failed, continues) = journal.live, journal.ask, outcome
+        unused = tuple(f"{r.lane}/{r.name}" for r in journal.unused.left() if r.outcome is not None)
         self._journals.pop((live.rid, ask.key), None)
         output = pack(raw, live.execution.memo)
-        event = e.SectionEnded(*ask.key, ask.name, ask.use, failed, output.digest, unused)
+        event = e.SectionEnded(*ask.key, ask.name, ask.use, failed, output.digest, unused, continues)
         self.turns.report(live, event, raw=raw, output=output, delivers=True)
 
     # ── long waits ───────────────────────────────────────────────────────────────────────────
@@ -113,7 +126,7 @@ class Sections:
         """End the thread of a section that has done nothing but wait."""
         if journal.is_closed or journal.is_suspended:
             return
-        waits = list(journal.requests.values())
+        waits = [request for request in journal.requests.values() if request.waiting]
         now = self._loop.time()
         if (
             waits
@@ -147,8 +160,10 @@ class Sections:
 
     def waits_for(self, live: LiveRun) -> set[str]:
         """Kinds of what suspended sections wait for: `sleep`, `receive`, `child`."""
-        requests = [r for j in self._of(live) if j.is_suspended for r in j.requests.values()]
-        return {r.name.partition(":")[0] if r.digest is None else "child" for r in requests}
+        journals = self._of(live)
+        requests = [r for j in journals if j.is_suspended for r in j.requests.values() if r.waiting]
+        kinds = {r.name.partition(":")[0] if r.digest is None else "child" for r in requests}
+        return kinds | {"child" for journal in journals if journal.outcome is not None}
 
     # ── what the turn tells ──────────────────────────────────────────────────────────────────
     def deliver(self, live: LiveRun, event: e.Event, at: int, raw: bytes | None) -> None:
@@ -162,6 +177,8 @@ class Sections:
             journal.deliver(event, at, raw)
             if journal.is_suspended:
                 self._host_again(journal)
+            elif journal.outcome is not None:
+                self._end(journal, journal.outcome)
         elif isinstance(event, e.MessageArrived):
             for journal in self._of(live):
                 self._message_came(journal, event.name)
@@ -200,9 +217,9 @@ class Sections:
         """Ids of child runs that a section has started and whose end is not known."""
         journal = self._journals.get((live.rid, key))
         recorded = live.execution.known.journals.get(f"{key[0]}:{key[1]}", [])
-        events = [event for event, _, _ in (journal.history if journal is not None else recorded)]
-        ended = {event.run_id for event in events if isinstance(event, e.ChildEnded)}
-        return [event.run_id for event in events if isinstance(event, e.ChildStarted) and event.run_id not in ended]
+        events = journal.history if journal is not None else recorded
+        told = told_children(events)
+        return [child.run_id for key, child in running_children(events).items() if key not in told]
 
     def _of(self, live: LiveRun) -> list[Journal]:
         return [journal for (rid, _), journal in self._journals.items() if rid == live.rid]
@@ -225,12 +242,12 @@ class Sections:
 
     def only_waits(self, live: LiveRun) -> bool:
         """Whether all hosted code of the run waits for time to pass, or for news from outside."""
-        return not live.has_sections or all(j.is_suspended or j.only_waits for j in self._of(live))
+        return not live.has_sections or all(j.is_idle or j.only_waits for j in self._of(live))
 
     def is_busy(self, live: LiveRun) -> bool:
         """Whether some section of the run is doing more than wait."""
-        return live.has_sections and any(not journal.is_suspended for journal in self._of(live))
+        return live.has_sections and any(not journal.is_idle for journal in self._of(live))
 
 
-def _raises(journal: Journal) -> tuple[type[BaseException], ...]:
-    return journal.live.execution.spec.raises
+def _raised(journal: Journal, error: BaseException) -> Outcome:
+    return Outcome(dump_exception(error, journal.live.execution.spec.raises), failed=True)

@@ -282,7 +282,7 @@ WORKFLOW_ONLY = frozenset(
     _under(
         "perdure",
         "sleep receive ask with_approval saga start section continue_as_new patched set_state current_run "
-        "sync.sleep sync.receive sync.ask sync.with_approval",
+        "sync.wait sync.start sync.sleep sync.receive sync.ask sync.with_approval",
     )
 )
 STEP_ONLY = frozenset(_under("perdure", "operation attempt heartbeat last_heartbeat use secret premise"))

@@ -1,0 +1,102 @@
+"""What a section's history says of the calls that its code made, and which of them the code has not made again yet.
+
+A call is found by what it is (lane, name, digest of the arguments), not by its place: foreign threads have no order.
+Finding one costs the same however many there are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from perdure.engine.calls import Key
+from perdure.history import events as e
+
+Happened = tuple[e.Keyed, int, "bytes | None"]
+"""An event of a section, its time, its payload."""
+
+
+class Record(NamedTuple):
+    """One recorded call of foreign code. `outcome` is None while only its start, or failed attempts, are known."""
+
+    key: Key
+    lane: str
+    name: str
+    digest: bytes | None
+    outcome: e.Keyed | None
+    at: int
+    raw: bytes | None
+    deadline: int = 0
+
+
+def records_of(history: Iterable[Happened]) -> list[Record]:
+    """What was recorded, one record a call, in the order of the first event about each."""
+    records: dict[Key, Record] = {}
+    for event, at, raw in history:
+        before = records.get(event.key)
+        digest = getattr(event, "input", None) or (before.digest if before else None)
+        lane = event.task.partition("/")[2]
+        record = before or Record(event.key, lane, event.name, digest, None, at, None)
+        if isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
+            record = record._replace(outcome=event, at=at, raw=raw)
+        elif isinstance(event, e.SectionWait):
+            record = record._replace(deadline=event.deadline)
+        elif isinstance(event, e.SectionReceived) and raw is not None:
+            record = record._replace(outcome=event, at=at, raw=raw)
+        records[event.key] = record._replace(digest=digest)
+    return list(records.values())
+
+
+class Unclaimed:
+    """The records that the code, run again, has not asked for yet. False when there are none."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._left: dict[Key, Record] = {}
+        self._of_lane: dict[tuple[str, str, bytes | None], deque[Key]] = {}
+        self._of_any: dict[tuple[str, bytes | None], deque[Key]] = {}
+        for record in records:
+            self._left[record.key] = record
+            self._of_lane.setdefault((record.lane, record.name, record.digest), deque()).append(record.key)
+            self._of_any.setdefault((record.name, record.digest), deque()).append(record.key)
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    def left(self) -> list[Record]:
+        """All of them, in the order of the history."""
+        return list(self._left.values())
+
+    def claim(self, lane: str, name: str, digest: bytes | None) -> Record | None:
+        """Take the oldest record of this call: of its own lane, else of any."""
+        return self._first(self._of_lane.get((lane, name, digest))) or self._first(self._of_any.get((name, digest)))
+
+    def _first(self, keys: deque[Key] | None) -> Record | None:
+        """Those claimed by the other way are skipped, each once."""
+        while keys:
+            record = self._left.pop(keys.popleft(), None)
+            if record is not None:
+                return record
+        return None
+
+    def settle(self, outcome: e.Keyed, at: int, raw: bytes | None) -> None:
+        """A call has ended before the code, run again, has come as far as asking for it."""
+        record = self._left.get(outcome.key)
+        if record is not None:
+            self._left[outcome.key] = record._replace(outcome=outcome, at=at, raw=raw)
+
+
+def running_children(history: Iterable[Happened]) -> dict[Key, e.ChildStarted]:
+    """Child runs that the code has started, whose end is not known, and that its own end waits for."""
+    running: dict[Key, e.ChildStarted] = {}
+    for event, _, _ in history:
+        if isinstance(event, e.ChildStarted) and event.on_cancel == "wait":
+            running[event.key] = event
+        elif isinstance(event, e.ChildEnded):
+            running.pop(event.key, None)
+    return running
+
+
+def told_children(history: Iterable[Happened]) -> set[Key]:
+    """Calls of child runs that were told to stop: once is enough."""
+    return {event.key for event, _, _ in history if isinstance(event, e.CallCancelled)}
