@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from perdure.codec import Memo, Packed, codec_for, digest, pack, unpack
 from perdure.codec.digests import SMALL_MAX
+from perdure.codec.packing import QUOTABLE_MAX, QUOTED_MIN, position_of
 from perdure.errors import HistoryCorruptError
 
 dumps: Callable[[Any], bytes] = codec_for(Any).dumps
@@ -23,6 +24,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self.blobs: dict[bytes, bytes] = {}
+        self.outputs: list[bytes] = []
         self.memo = Memo()
         self.fetched = 0
 
@@ -32,9 +34,15 @@ class Shelf:
         self.memo.committed(packed)
         return packed
 
+    def say(self, raw: bytes) -> None:
+        """A step returns this: it is stored beside an event if it is small."""
+        self.memo.quotable(raw, len(self.outputs))
+        self.outputs.append(raw)
+
     def fetch(self, address: bytes) -> bytes:
         self.fetched += 1
-        return self.blobs[address]
+        position = position_of(address)
+        return self.blobs[address] if position is None else self.outputs[position]
 
     def get(self, packed: Packed) -> bytes:
         return unpack(packed.digest, packed.inline, self.fetch)
@@ -75,6 +83,60 @@ def test_a_conversation_of_a_thousand_turns_stores_at_most_twice_its_text(length
         expected = dumps({"messages": messages[:count], "model": "m", "tools": tools})
         assert shelf.get(each) == expected
         assert each.digest == digest(expected)
+
+
+def replies(turns: int, length: int) -> list[str]:
+    rng = random.Random(turns)
+    return [f"{turn}: {message(turn, length, rng)['content']}" for turn in range(turns)]
+
+
+def the_reply(reply: str) -> Any:
+    return reply
+
+
+def inside_a_message(reply: str) -> Any:
+    return {"role": "assistant", "parts": [{"type": "text", "text": reply}]}
+
+
+@pytest.mark.parametrize("said", [the_reply, inside_a_message])
+@pytest.mark.parametrize("is_object", [True, False])
+def test_what_a_step_returned_is_not_stored_again_in_the_next_arguments(
+    said: Callable[[str], Any], is_object: bool
+) -> None:
+    shelf = Shelf()
+    messages: list[Any] = []
+    for turn, reply in enumerate(replies(200, 700)):
+        messages.append({"role": "user", "content": f"question {turn}"})
+        packed = shelf.put(dumps({"messages": messages} if is_object else messages))
+        expected = dumps({"messages": messages} if is_object else messages)
+        assert packed.digest == digest(expected)
+        assert shelf.get(packed) == expected
+        shelf.say(dumps(reply))
+        messages.append(said(reply))
+    assert shelf.size() < 0.6 * sum(map(len, shelf.outputs))
+
+
+def test_a_reply_among_other_arguments_is_quoted() -> None:
+    shelf = Shelf()
+    (reply,) = replies(1, 600)
+    shelf.say(dumps(reply))
+    packed = shelf.put(dumps({"draft": reply, "notes": "x" * 900}))
+    assert shelf.size() < 1_100
+    assert shelf.get(packed) == dumps({"draft": reply, "notes": "x" * 900})
+
+
+def test_what_is_short_or_long_ago_is_not_quoted() -> None:
+    shelf = Shelf()
+    short, old = dumps("s" * (QUOTED_MIN - 3)), dumps("o" * 600)
+    shelf.say(old)
+    for number in range(QUOTABLE_MAX):
+        shelf.say(dumps(f"{number} {short!r}"))
+    shelf.say(short)
+    packed = shelf.put(b"[" + old + b"," + short + b"," + dumps("x" * 900) + b"]")
+    assert shelf.size() > 1_700
+    assert shelf.fetched == 0
+    shelf.get(packed)
+    assert shelf.fetched == 1
 
 
 def test_reading_a_conversation_of_short_messages_follows_few_bases() -> None:
@@ -238,6 +300,19 @@ def test_any_damage_to_any_blob_is_noticed() -> None:
     assert shelf.get(packed) == raw
 
 
+def test_a_damaged_or_missing_output_is_noticed_where_it_is_quoted() -> None:
+    shelf = Shelf()
+    reply = dumps("r" * 600)
+    shelf.say(reply)
+    packed = shelf.put(b"[" + reply + b"," + dumps("x" * 900) + b"]")
+    shelf.outputs[0] = reply.replace(b"rr", b"rq", 1)
+    with pytest.raises(HistoryCorruptError, match="does not hold what its digest says"):
+        shelf.get(packed)
+    shelf.outputs.clear()
+    with pytest.raises(HistoryCorruptError, match=r"output of event 0, which .* builds on, is missing"):
+        shelf.get(packed)
+
+
 def _flipped(blob: bytes, rng: random.Random) -> bytes:
     at = rng.randrange(len(blob))
     return blob[:at] + bytes([blob[at] ^ 1 << rng.randrange(8)]) + blob[at + 1 :]
@@ -256,7 +331,9 @@ leaves = st.text(max_size=20) | st.integers() | st.text(min_size=1, max_size=3).
 values = st.recursive(
     leaves, lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
 )
-edits = st.tuples(st.sampled_from(["append", "append", "append", "drop", "replace", "wrap", "restart", "fail"]), values)
+edits = st.tuples(
+    st.sampled_from(["append", "append", "append", "say", "say", "drop", "replace", "wrap", "restart", "fail"]), values
+)
 
 
 @settings(max_examples=80, deadline=None)
@@ -266,7 +343,11 @@ def test_whatever_was_packed_comes_back(edits: list[tuple[str, Any]], wrapped: i
     conversation: list[Any] = ["x" * 900]
     written: list[tuple[Packed, bytes]] = []
     for edit, value in edits:
-        if edit == "append":
+        if edit == "say":
+            value = ["said", value, "y" * 300]
+            if len(dumps(value)) <= SMALL_MAX:
+                shelf.say(dumps(value))
+        if edit in ("append", "say"):
             conversation.append(value)
         elif edit == "drop":
             conversation = conversation[:-1]
@@ -292,9 +373,9 @@ def test_whatever_was_packed_comes_back(edits: list[tuple[str, Any]], wrapped: i
 )
 def test_bytes_that_are_no_canonical_json_come_back_too_or_are_refused(raw: bytes) -> None:
     shelf = Shelf()
-    marked = b"\0" in raw or raw[:1] == b"\1"  # no text begins with what marks a tail
+    marked = b"\0" in raw or b"\2" in raw or raw[:1] == b"\1"  # what marks references, quotes and tails
     if marked and len(raw) > SMALL_MAX:  # what is small is kept as it is
-        with pytest.raises(ValueError, match="zero byte"):
+        with pytest.raises(ValueError, match="a byte 0 or 2"):
             shelf.put(raw)
     else:
         assert shelf.get(shelf.put(raw)) == raw

@@ -9,14 +9,19 @@ Texts up to 1 KiB stay inline. Larger ones become blobs under their digest (`dig
 so a conversation that grows by one message costs one message each turn. The tail is the skeleton's own text, and the
 digest is that of the whole skeleton, so a reader can check what it put together.
 
+What a step returned is often said again in the arguments of the next. A small text of that kind is *quoted*: where a
+blob would hold it, there stands a byte 2 and the position of the event that it is the output of (8 bytes, big-endian).
+Quotes are in blobs alone; skeletons, and so digests, have the text itself.
+
 `Memo` is what one run knows to be stored already. It learns only by `committed`.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Protocol
 
@@ -27,6 +32,16 @@ from perdure.errors import HistoryCorruptError
 
 TAIL = b"\0"
 DEFLATED = b"\1"
+QUOTE = b"\2"
+
+POSITION_SIZE = 8
+"""Bytes of the address of a text that stands beside an event. All other addresses are digests."""
+
+QUOTED_MIN = 256
+"""Texts of fewer bytes are never quoted: they are not worth the search, nor a read of their own."""
+
+QUOTABLE_MAX = 1_024
+"""How many of the latest outputs can be quoted."""
 
 SEAL_EVERY = 64
 """After so many tails a deflated one covers them all, if that at least halves them."""
@@ -112,6 +127,7 @@ class Memo:
     ) -> None:
         self._ask = known
         self._digests: OrderedDict[bytes, None] = OrderedDict()
+        self._quotable: OrderedDict[bytes, bytes] = OrderedDict()
         self._growths: list[Growth] = []
         self._digests_max, self._arrays_max, self._bytes_max = digests_max, arrays_max, bytes_max
 
@@ -128,6 +144,28 @@ class Memo:
         self._digests[digest] = None
         if len(self._digests) > self._digests_max:
             self._digests.popitem(last=False)
+
+    def quotable(self, text: bytes, position: int) -> None:
+        """This small text is stored as the output of the event at `position`."""
+        self._quotable[sha256(text).digest()] = position.to_bytes(POSITION_SIZE, "big")
+        if len(self._quotable) > QUOTABLE_MAX:
+            self._quotable.popitem(last=False)
+
+    def quoted(self, text: bytes) -> bytes:
+        """A text of at most SMALL_MAX bytes, or a reference, as it stands in a blob: what can be quoted is."""
+        if len(text) < QUOTED_MIN or not self._quotable:
+            return text
+        position = self._quotable.get(sha256(text).digest())
+        if position is not None:
+            return QUOTE + position
+        return self.with_quotes(text, children(text) or [])
+
+    def with_quotes(self, whole: bytes, parts: list[tuple[bytes, bytes]]) -> bytes:
+        """An object or array of these parts, with what can be quoted of them quoted."""
+        if not self._quotable:
+            return whole
+        quoted = [(key, self.quoted(part)) for key, part in parts]
+        return whole if quoted == parts else assembled(whole, quoted)
 
     def committed(self, packed: Packed) -> None:
         """What `packed` holds is stored now. Never call it before the commit succeeded."""
@@ -164,8 +202,8 @@ def pack(raw: bytes, memo: Memo) -> Packed:
     """What to store for this canonical text. Changes nothing: see `Memo.committed`."""
     if len(raw) <= SMALL_MAX:
         return Packed(sha256(raw).digest(), raw)
-    if REFERENCE in raw or raw[:1] == DEFLATED:
-        raise ValueError("a zero byte, or a first byte of 1: this is no JSON text")
+    if REFERENCE in raw or QUOTE in raw or raw[:1] == DEFLATED:
+        raise ValueError("a byte 0 or 2, or a first byte of 1: this is no JSON text")
     packing = _Packing(memo)
     digest = packing.store(raw)
     return Packed(digest, None, tuple(packing.blobs.items()), tuple(packing.grown))
@@ -188,13 +226,17 @@ class _Packing:
             parts = children(raw)
             return self._leaf(raw) if parts is None else self._new_array(raw, [part for _, part in parts])
         parts = children(raw)
-        if parts is None or all(len(part) <= SMALL_MAX for _, part in parts):
+        if parts is None:
             return self._leaf(raw)
-        return self._leaf(assembled(raw, [(key, self._referred(part)) for key, part in parts]))
+        skeleton = raw
+        if any(len(part) > SMALL_MAX for _, part in parts):
+            parts = [(key, self._referred(part)) for key, part in parts]
+            skeleton = assembled(raw, parts)
+        return self._leaf(skeleton, self.memo.with_quotes(skeleton, parts))
 
-    def _leaf(self, skeleton: bytes) -> bytes:
+    def _leaf(self, skeleton: bytes, stored: bytes = b"") -> bytes:
         digest = sha256(skeleton).digest()
-        self._emit(digest, skeleton)
+        self._emit(digest, stored or skeleton)
         return digest
 
     def _emit(self, digest: bytes, content: bytes) -> None:
@@ -213,18 +255,18 @@ class _Packing:
         parts = children(b"[" + raw[cut.length + 1 :])
         if parts is None:
             return self._leaf(raw)
-        tail = b"," + b",".join([self._referred(part) for _, part in parts]) + b"]"
-        new = self._tail_of(cut, len(raw) - 1, tail)
+        new = self._tail_of(cut, len(raw) - 1, [self._referred(part) for _, part in parts])
         latest = cut is growth.cuts[-1]
         cuts = [each for each in growth.cuts if each.length <= cut.length][1 - CUTS_KEPT :]
         self.grown.append(Growth(raw, (*cuts, new), replaces=growth if latest else None))
         return new.digest
 
-    def _tail_of(self, base: Cut, length: int, tail: bytes) -> Cut:
-        """Store the elements of `tail` on top of a stored array."""
+    def _tail_of(self, base: Cut, length: int, referred: Sequence[bytes]) -> Cut:
+        """Store more elements on top of a stored array."""
         hasher = base.hasher.copy()
-        hasher.update(tail[:-1])
+        hasher.update(b"," + b",".join(referred))
         digest = _closed(hasher)
+        tail = b"," + b",".join([self.memo.quoted(part) for part in referred]) + b"]"
         since = (*base.since, tail)
         if len(since) < SEAL_EVERY:
             self._emit(digest, TAIL + base.digest + tail)
@@ -244,14 +286,14 @@ class _Packing:
         if base is None:
             hasher = sha256(b"[" + b",".join(referred))
             digest = _closed(hasher)
-            self._emit(digest, b"[" + b",".join(referred) + b"]")
+            self._emit(digest, b"[" + b",".join([self.memo.quoted(part) for part in referred]) + b"]")
             cut = Cut(len(raw) - 1, digest, hasher, digest, ())
         else:
             count, prefix = base
             if count == len(parts):
                 cut = prefix
             else:
-                cut = self._tail_of(prefix, len(raw) - 1, b"," + b",".join(referred[count:]) + b"]")
+                cut = self._tail_of(prefix, len(raw) - 1, referred[count:])
         self.grown.append(Growth(raw, (cut,)))
         return cut.digest
 
@@ -285,7 +327,7 @@ def _closed(hasher: Hasher) -> bytes:
 
 
 def unpack(digest: bytes, inline: bytes | None, fetch: Callable[[bytes], bytes]) -> bytes:
-    """The text that was packed. `fetch` gives the blob of a digest.
+    """The text that was packed. `fetch` gives the blob of a digest, or the output at a position of POSITION_SIZE bytes.
 
     Raises HistoryCorruptError when a blob is missing or is not what its digest says.
     """
@@ -331,10 +373,11 @@ class _Reader:
                 raise HistoryCorruptError(f"blob {address.hex()} builds on itself")
             followed.add(address)
             if blob[:1] == TAIL:
-                tails.append(blob[1 + DIGEST_SIZE :])
+                tails.append(self._unquoted(blob[1 + DIGEST_SIZE :], digest))
             elif blob[:1] == DEFLATED:
-                tails.append(_inflated(blob[1 + DIGEST_SIZE :], address))
+                tails.append(self._unquoted(_inflated(blob[1 + DIGEST_SIZE :], address), digest))
             else:
+                blob = self._unquoted(blob, digest)
                 break
             address = blob[1 : 1 + DIGEST_SIZE]
         whole = b"".join([blob[:-1], *[tail[:-1] for tail in reversed(tails)], b"]"]) if tails else blob
@@ -344,6 +387,12 @@ class _Reader:
             )
         return whole
 
+    def _unquoted(self, stored: bytes, wanted: bytes) -> bytes:
+        """With the texts themselves in place of quotes."""
+        if QUOTE not in stored:
+            return stored
+        return _MARKED.sub(lambda found: found[0] if found[1] is None else self._blob(found[1], wanted), stored)
+
     def _blob(self, address: bytes, wanted: bytes) -> bytes:
         try:
             blob = self._fetch(address)
@@ -351,8 +400,23 @@ class _Reader:
             blob = b""
         if not blob:
             needed = "" if address == wanted else f", which {wanted.hex()} builds on,"
-            raise HistoryCorruptError(f"blob {address.hex()}{needed} is missing from the database")
+            raise HistoryCorruptError(f"{told(address)}{needed} is missing from the database")
         return blob
+
+
+_MARKED = re.compile(b"%b.{%d}|%b(.{%d})" % (REFERENCE, DIGEST_SIZE, QUOTE, POSITION_SIZE), re.DOTALL)
+"""References, which may hold any byte, and quotes, with their position as group 1."""
+
+
+def position_of(address: bytes) -> int | None:
+    """The position of the event whose output has this address; None if the address is a blob's."""
+    return int.from_bytes(address, "big") if len(address) == POSITION_SIZE else None
+
+
+def told(address: bytes) -> str:
+    """An address, for a person."""
+    position = position_of(address)
+    return f"blob {address.hex()}" if position is None else f"output of event {position}"
 
 
 def _inflated(content: bytes, address: bytes) -> bytes:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from perdure.codec.packing import QUOTED_MIN
 from perdure.engine.calls import Ask, Command, Key, WaitingSet
 from perdure.engine.execution import Execution
 from perdure.history import events as e
@@ -277,6 +278,9 @@ class LiveRun:
         self.length, self.head, self.last_at = length, self.next_head, self.next_at
         if written.append.blobs:
             self._remember_stored(written.entries)
+        for row in written.append.rows:
+            if row.output is not None and len(row.output) >= QUOTED_MIN:
+                self.execution.memo.quotable(row.output, row.seq)
         return written
 
     def landed(self) -> Written:

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from perdure.codec import Packed, pack, unpack
+from perdure.codec import Memo, Packed, pack, unpack
+from perdure.codec.packing import QUOTABLE_MAX, QUOTED_MIN
 from perdure.engine.calls import WaitingSet
 from perdure.engine.chapters import Beginning
 from perdure.engine.execution import Execution
@@ -46,8 +47,6 @@ def new_run(
     tags: Mapping[str, str] | None = None, due_at: int | None = None,
 ) -> NewRun:  # fmt: skip
     """The rows that a run begins with."""
-    from perdure.codec import Memo
-
     packed = pack(input_raw, Memo())
     seed = int.from_bytes(os.urandom(7), "big")
     started = e.RunStarted(spec.name, spec.version, seed, manifest(spec), packed.digest, parent)
@@ -165,6 +164,13 @@ class Past:
                     row = rows[index]
                     deliver(event, row.at, row.output if row.output is not None else self.output(index))
         execution.finish_replay()
+        self._teach(execution.memo)
+
+    def _teach(self, memo: Memo) -> None:
+        """What the run's next values may quote."""
+        for row in self.stored.rows[-QUOTABLE_MAX:]:
+            if row.output is not None and len(row.output) >= QUOTED_MIN:
+                memo.quotable(row.output, row.seq)
 
 
 def rebuild(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perdure.clock import MICROSECONDS, Clock, SystemClock
+from perdure.codec.packing import position_of, told
 from perdure.errors import HistoryCorruptError, StoreError
 from perdure.store import rules
 from perdure.store.protocol import (
@@ -492,11 +493,16 @@ class MemoryStore:
                 raise HistoryCorruptError(f"memory: run number {rid} has no events")
             return rows[-1]
 
-    def blob(self, rid: int, digest: bytes) -> bytes:
+    def blob(self, rid: int, address: bytes) -> bytes:
+        position = position_of(address)
         with self._shared.lock:
-            data = self._run(rid).blobs.get(digest)
+            run = self._run(rid)
+            if position is None:
+                data = run.blobs.get(address)
+            else:
+                data = next((row.output for row in run.rows[position : position + 1]), None)
             if data is None:
-                raise HistoryCorruptError(f"memory: run number {rid} has no blob {digest.hex()}")
+                raise HistoryCorruptError(f"memory: run number {rid} has no {told(address)}")
             return data
 
     def mail(self, rids: Sequence[int] | None = None, *, owner: str | None = None) -> list[Mail]:

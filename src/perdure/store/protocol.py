@@ -399,8 +399,11 @@ class Store(Protocol):
 
     def last_row(self, rid: int) -> Row: ...
 
-    def blob(self, rid: int, digest: bytes) -> bytes:
-        """HistoryCorruptError if it is not there."""
+    def blob(self, rid: int, address: bytes) -> bytes:
+        """The blob of a digest, or the output beside the event at a position (`codec.position_of`).
+
+        HistoryCorruptError if it is not there.
+        """
         ...
 
     def mail(self, rids: Sequence[int] | None = None, *, owner: str | None = None) -> list[Mail]:

@@ -163,8 +163,8 @@ class CrashingStore:
     def last_row(self, rid: int) -> Row:
         return self._living(lambda: self.inner.last_row(rid))
 
-    def blob(self, rid: int, digest: bytes) -> bytes:
-        return self._living(lambda: self.inner.blob(rid, digest))
+    def blob(self, rid: int, address: bytes) -> bytes:
+        return self._living(lambda: self.inner.blob(rid, address))
 
     def mail(self, rids: Sequence[int] | None = None, *, owner: str | None = None) -> list[Mail]:
         return self._living(lambda: self.inner.mail(rids, owner=owner))

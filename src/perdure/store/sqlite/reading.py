@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.codec.packing import position_of, told
 from perdure.errors import HistoryCorruptError
 from perdure.store.protocol import Filter, Mail, Row, RunInfo, Stored, WorkerInfo
 from perdure.store.sqlite.commit import QUERIES
@@ -151,10 +152,11 @@ class Readers:
             raise HistoryCorruptError(f"{self.path}: run number {rid} has no events")
         return Row._make(found)
 
-    def blob(self, rid: int, digest: bytes) -> bytes:
-        found = self.first("blob", rid, digest)
-        if found is None:
-            raise HistoryCorruptError(f"{self.path}: run number {rid} has no blob {digest.hex()}")
+    def blob(self, rid: int, address: bytes) -> bytes:
+        position = position_of(address)
+        found = self.first("blob", rid, address) if position is None else self.first("output_at", rid, position)
+        if found is None or found[0] is None:
+            raise HistoryCorruptError(f"{self.path}: run number {rid} has no {told(address)}")
         return bytes(found[0])
 
     def mail(self, rids: Sequence[int] | None, owner: str | None) -> list[Mail]:

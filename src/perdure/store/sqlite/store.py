@@ -224,9 +224,9 @@ class SqliteStore:
         self._check_usable()
         return self._readers.last_row(rid)
 
-    def blob(self, rid: int, digest: bytes) -> bytes:
+    def blob(self, rid: int, address: bytes) -> bytes:
         self._check_usable()
-        return self._readers.blob(rid, digest)
+        return self._readers.blob(rid, address)
 
     def mail(self, rids: Sequence[int] | None = None, *, owner: str | None = None) -> list[Mail]:
         self._check_usable()

@@ -52,6 +52,16 @@ class ReadPromises(StoreCase):
         with pytest.raises(HistoryCorruptError):
             self.store.blob(rid, b"x" * 32)
 
+    def test_an_output_is_found_by_its_position(self) -> None:
+        rid, other = self.start(), self.start("other")
+        self.done(append(rid, 1, rows=(row(1, output=b"one"), row(2, output=None))))
+        self.done(append(other, 1, rows=(row(1, output=b"another"),)))
+        assert self.store.blob(rid, (1).to_bytes(8, "big")) == b"one"
+        assert self.store.blob(other, (1).to_bytes(8, "big")) == b"another"
+        for position in (2, 3):
+            with pytest.raises(HistoryCorruptError, match=f"no output of event {position}"):
+                self.store.blob(rid, position.to_bytes(8, "big"))
+
     def test_everything_is_there_after_a_restart(self) -> None:
         rid = self.start()
         self.done(append(rid, 1, 3, blobs=((b"b" * 32, b"blob"),), change=Change(state=b"s", waiting=b"w")))

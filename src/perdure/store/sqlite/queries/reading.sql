@@ -52,6 +52,9 @@ SELECT seq, at, kind, envelope, input, output, hash FROM events WHERE rid = ? OR
 -- name: blob
 SELECT body FROM blobs WHERE rid = ? AND digest = ?;
 
+-- name: output_at
+SELECT output FROM events WHERE rid = ? AND seq = ?;
+
 -- name: mail_of_run
 SELECT mail_id, rid, kind, key, body, sent_at FROM mailbox WHERE rid = ? AND taken = 0;
 
