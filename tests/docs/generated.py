@@ -100,8 +100,8 @@ PARKED: Mapping[str, Parked] = {
         "start a worker that has; the run goes on by itself",
     ),
     "undecodable": Parked(
-        "a recorded value does not fit its type hint any more",
-        "mend the hint, then `retry`",
+        "a recorded value does not fit its type hint any more; or a message does not fit what it is received as",
+        "mend the hint, then `retry`; or give what stands for the message",
     ),
     "crash_loop": Parked(
         "three processes died while they worked on it alone, without progress",

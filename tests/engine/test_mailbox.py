@@ -9,7 +9,9 @@ from tests.engine.driving import Driver
 
 import perdure
 from perdure import step, workflow
-from perdure.errors import DecodeError, UnknownNameError
+from perdure.codec import pack
+from perdure.errors import UnknownNameError
+from perdure.history import events as e
 
 
 @step
@@ -88,7 +90,8 @@ async def cancelled_as_it_comes() -> list[str]:
 
 def test_a_message_to_a_receive_cancelled_at_the_same_moment_goes_to_the_next() -> None:
     driver = Driver(cancelled_as_it_comes)
-    driver.execution._deliver_message("m", b'"a"')  # pyright: ignore[reportPrivateUsage]
+    driver.execution.mailbox.put("m", b'"a"')
+    driver.execution.mailbox.wake("m")
     driver.message("stop", "now")
     assert driver.result() in (["first", "a"], ["second", "a"])
 
@@ -172,10 +175,18 @@ def test_a_message_is_read_as_declared() -> None:
     assert driver.result() == 5
 
 
-def test_a_message_that_is_no_such_thing() -> None:
+def test_a_message_that_is_no_such_thing_waits_for_a_person() -> None:
+    """What is noted says which receive, and what it got; the code sees nothing of it."""
     driver = Driver(declared, "answer").message("answer", "five")
-    with pytest.raises(DecodeError):
-        driver.result()
+    (noted,) = driver.execution.notes
+    assert isinstance(noted, e.RunBlocked)
+    assert noted.call == "0/receive:answer#1"
+    assert "the message 'answer'" in noted.hint
+    assert '"five"' in noted.hint
+    assert driver.asked == ["0/receive:answer#1"]
+    packed = pack(b"5", driver.execution.memo)
+    driver.deliver(e.MessageSettled("0", 0, "receive:answer", 1, output=packed.digest), b"5")
+    assert driver.result() == 5
     driver.check_replays()
 
 

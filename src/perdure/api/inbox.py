@@ -58,6 +58,7 @@ def _retry(first: str = "") -> Choices:
 
 TRY_CALL_AGAIN: Choices = {"retry": "the call is tried again, its attempts counted anew"}
 GIVE_VALUE: Choices = {"value": "what you give stands for the call's result"}
+READ_AGAIN: Choices = {"retry": "the message is read again, with the code that its worker has then"}
 FAIL_CALL: Choices = {"fail": "the call fails; the workflow sees a StepError"}
 FAIL_RUN: Choices = {"fail": "the run ends as failed; no more of its code runs"}
 
@@ -72,7 +73,8 @@ REASONS: Mapping[str, Reason] = {
     "no_worker_for_version": Reason({}, {}),
     "stuck_turn": Reason({}, {**_retry("once the code is mended: "), **FAIL_RUN}),
     "undecodable": Reason(
-        {**GIVE_VALUE, **FAIL_CALL}, {**_retry("once the type hint fits what is recorded: "), **FAIL_RUN}
+        {**READ_AGAIN, "value": "what you give stands for the message", "fail": "receive() raises a StepError"},
+        {**_retry("once the type hint fits what is recorded: "), **FAIL_RUN}
     ),
 }
 """Reasons that are not here offer everything."""

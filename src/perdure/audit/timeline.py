@@ -165,6 +165,8 @@ def tell(event: e.AnyEvent) -> Told:
             return Told("time passed")
         case e.MessageArrived():
             return Told(f"message {event.name!r} arrived", "output")
+        case e.MessageSettled():
+            return Told("failed by a person", "error") if event.failed else Told("given by a person", "output")
         case e.CancelRequested():
             return Told("cancel requested" + (f": {event.reason}" if event.reason else ""))
         case e.RunPaused():

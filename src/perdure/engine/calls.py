@@ -108,6 +108,14 @@ class ReceiveAsk(Ask):
     length: int
 
 
+class UnreadAsk(ReceiveAsk):
+    """A receive that got a message which it cannot read under `codec`: a person decides what it is to have."""
+
+    __slots__ = ("codec", "unread")
+    codec: ValueCodec
+    unread: bytes
+
+
 class Cancelled(NamedTuple):
     """A command: the code cancelled this call, which is under way."""
 

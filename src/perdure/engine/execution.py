@@ -32,13 +32,14 @@ from perdure.engine.calls import (
     SectionAsk,
     SleepAsk,
     StepAsk,
+    UnreadAsk,
     Waiting,
 )  # fmt: skip
 from perdure.engine.chapters import Beginning, Blocked, ContinueAsNew, Ending, ending_of, next_chapter
 from perdure.engine.claims import Claims
 from perdure.engine.known import Known
 from perdure.engine.loop import DeterministicLoop, LoopTask, StuckTurn
-from perdure.engine.mailbox import Mailbox
+from perdure.engine.mailbox import Mailbox, unread
 from perdure.engine.randomness import Randomness
 from perdure.errors import DecodeError, FencedError, GuardError, StepError, UnknownNameError, UsageError
 from perdure.history import events as e
@@ -163,7 +164,10 @@ class Execution:
             case e.SectionEnded():
                 (self._deliver_failure if event.failed else self._deliver_value)(event, output)
             case e.MessageArrived():
-                self._deliver_message(event.name, output or b"null")
+                self.mailbox.put(event.name, output or b"null", event.sent_at)
+                self.mailbox.wake(event.name)
+            case e.MessageSettled():
+                (self._deliver_failure if event.failed else self._deliver_value)(event, output)
             case e.CancelRequested():
                 self._cancel_root(event.reason)
             case e.SectionReceived():
@@ -175,7 +179,7 @@ class Execution:
     def _take_after_end(self, event: e.Event, output: bytes | None) -> None:
         """What comes when the chapter has ended is for the next one."""
         if isinstance(event, e.MessageArrived):
-            self.mailbox.put(event.name, output or b"null")
+            self.mailbox.put(event.name, output or b"null", event.sent_at)
         elif isinstance(event, e.CancelRequested):
             self.cancel_carried = event
 
@@ -229,10 +233,6 @@ class Execution:
                 f"the code waits for {self._what_is_asked()}",
             )
         return None
-
-    def _deliver_message(self, name: str, message: bytes) -> None:
-        self.mailbox.put(name, message)
-        self.mailbox.wake(name)
 
     def _cancel_root(self, reason: str) -> None:
         if self._root is not None and not self._root.done():
@@ -493,7 +493,23 @@ class Execution:
                 self.mailbox.wake(name)
                 raise
             self._leave_queue(ask)
-        return codec.loads(queue.popleft())
+        message, problem = queue.popleft(), "it did not fit"
+        if key not in self.known.unread:  # else the record has it that this code could not read it
+            try:
+                return codec.loads(message)
+            except Exception as error:  # a DecodeError, or what a class makes of its fields
+                problem = str(error)
+        return await self._settled(claimed, length, codec, message, problem)
+
+    async def _settled(self, of: ReceiveAsk, length: int, codec: ValueCodec, message: bytes, problem: str) -> Any:
+        """What stands for a message that cannot be read. Given up, the message is the next receive's."""
+        ask = UnreadAsk(of.key, of.name, of.use, self._future())
+        ask.message, ask.length, ask.codec, ask.unread = of.name.partition(":")[2], length, codec, message
+        self.open[ask.key] = ask
+        if ask.key not in self.known.unread:
+            hint = f"{unread(ask.message, message)} does not fit what is received there: {problem}"
+            self.notes.append(e.RunBlocked("undecodable", hint, *ask.key, ask.name, ask.use))
+        return await ask.future
 
     def _leave_queue(self, ask: ReceiveAsk) -> None:
         self.open.pop(ask.key, None)
@@ -569,6 +585,12 @@ class Execution:
         if isinstance(ask, SleepAsk):
             del self.open[ask.key]
             ask.handle.cancel()
+        elif isinstance(ask, UnreadAsk):
+            del self.open[ask.key]
+            if ask.key not in self.known.cancelled:
+                self.notes.append(e.RunUnblocked("cancelled", "", *ask.key, "", ask.name, ask.use))
+            self.cancelled.add(ask.key)
+            self.mailbox.put_back(ask.message, ask.unread)
         elif isinstance(ask, ChildAsk) and not ask.is_started:
             del self.open[ask.key]  # nobody has heard of it, so nobody would report its end
         elif not isinstance(ask, ReceiveAsk):
@@ -651,6 +673,8 @@ def _codec_of(ask: Ask) -> ValueCodec:
         return ask.spec.result
     if isinstance(ask, SectionAsk):
         return ask.result
+    if isinstance(ask, UnreadAsk):
+        return ask.codec
     raise StepError(f"{ask.label} has no result")
 
 

@@ -17,6 +17,8 @@ class Known(msgspec.Struct):
     journals: dict[str, list[tuple[e.Keyed, int, bytes | None]]] = {}
     children: dict[Key, e.ChildStarted] = {}
     cancelled: set[Key] = set()
+    unread: set[Key] = set()
+    """Receives that got a message which they could not read, and waited for a person."""
 
     def note(self, event: e.Event, at: int, output: bytes | None = None) -> None:
         """Take one event in. `output` is needed of heartbeats, and of what foreign code did."""
@@ -44,6 +46,10 @@ class Known(msgspec.Struct):
                 self.recorded.setdefault(event.key, Recorded(event.name, "section", event.input))
             case e.CallCancelled():
                 self.cancelled.add(event.key)
+            case e.RunBlocked(task=str() as task, n=n, reason="undecodable"):
+                self.unread.add((task, n))
+            case e.RunUnblocked(task=str() as task, n=n, choice="cancelled"):
+                self.cancelled.add((task, n))
             case e.RunUnblocked(task=str() as task, n=n, choice="retry"):
                 self.attempts.pop((task, n), None)
             case e.Patched():

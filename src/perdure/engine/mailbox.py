@@ -6,12 +6,21 @@ leaves it to the next. Pure; what a message says is no matter here.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import deque
 from collections.abc import Iterable
 
 import msgspec
 
 from perdure.engine.calls import Key, ReceiveAsk
+
+SHOWN_MAX = 200
+
+
+class Message(bytes):
+    """What a message says, in JSON, and when it was sent (microseconds; 0 if that is not known any more)."""
+
+    sent_at = 0
 
 
 class Mailbox:
@@ -26,9 +35,16 @@ class Mailbox:
         for name, message in carried:
             self.put(name, message)
 
-    def put(self, name: str, message: bytes) -> None:
+    def put(self, name: str, message: bytes, sent_at: int = 0) -> None:
         """A message has come. It wakes nobody by itself."""
-        self.queue(name).append(message)
+        kept = Message(message)
+        kept.sent_at = sent_at
+        self.queue(name).append(kept)
+
+    def put_back(self, name: str, message: bytes) -> None:
+        """Whoever took it does not want it after all: it is the next one's."""
+        self.queue(name).appendleft(message)
+        self.wake(name)
 
     def queue(self, name: str) -> deque[bytes]:
         """The messages of this name, the oldest first: for good, whatever comes later comes into the same."""
@@ -60,3 +76,12 @@ class Mailbox:
     def carried(self) -> bytes:
         """The messages that are left, for the next chapter."""
         return msgspec.json.encode([[name, m.decode()] for name, queue in self.queues.items() for m in queue])
+
+
+def unread(name: str, message: bytes) -> str:
+    """A message as a person is told of it: `the message 'go', sent 2026-03-01 12:00:00 UTC, which says {"ok": 1},`"""
+    at = getattr(message, "sent_at", 0)
+    sent = f", sent {dt.datetime.fromtimestamp(at // 1_000_000, dt.UTC):%Y-%m-%d %H:%M:%S} UTC" if at else ""
+    says = message.decode("utf-8", "replace")
+    shown = says if len(says) <= SHOWN_MAX else says[:SHOWN_MAX] + "..."
+    return f"the message {name!r}{sent}, which says {shown},"

@@ -215,6 +215,15 @@ class MessageArrived(Event, frozen=True, omit_defaults=True, gc=False, tag="mess
     sent_at: int = 0
 
 
+class MessageSettled(Keyed, frozen=True, omit_defaults=True, gc=False, tag="message.settled"):
+    """What a receive gets in place of a message that it could not read, by a person's decision: a value, the message
+    itself (read with other code), or, if `failed`, an exception."""
+
+    is_outcome: ClassVar[bool] = True
+    failed: bool = False
+    output: bytes = b""
+
+
 class CancelRequested(Event, frozen=True, omit_defaults=True, gc=False, tag="run.cancel_requested"):
     is_outcome: ClassVar[bool] = True
     reason: str = ""
@@ -261,13 +270,21 @@ class RunBlocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.bloc
 
 
 class RunUnblocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.unblocked"):
-    """A person decided. `choice`: retry, value or fail; with a value or failure for the call `task`, `n`."""
+    """A person decided. `choice`: retry, value or fail; with a value or failure for the call `task`, `n`. Or the code
+    did, by cancelling that call."""
 
     choice: str
     by: str = ""
     task: str | None = None
     n: int = 0
     why: str = ""
+    name: str = ""
+    use: int = 0
+
+    @property
+    def call(self) -> str | None:
+        """The label of the call that was stuck; None if the run as a whole was, or if it is not known."""
+        return None if self.task is None or not self.name else f"{self.task}/{self.name}#{self.use}"
 
 
 ENDINGS = (RunCompleted, RunFailed, RunCancelled)
@@ -292,6 +309,7 @@ AnyEvent = (
     | SectionEnded
     | TimePassed
     | MessageArrived
+    | MessageSettled
     | CancelRequested
     | RunPaused
     | RunResumed

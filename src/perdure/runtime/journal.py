@@ -13,6 +13,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
+import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -21,8 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from perdure.clock import MICROSECONDS
 from perdure.codec import ValueCodec, arguments_codec_for, codec_for, dump_exception, load_exception, pack
+from perdure.codec.exceptions import message_of
 from perdure.engine.calls import CallFuture, ChildAsk, Key, SectionAsk, StepAsk
 from perdure.engine.chapters import ContinueAsNew, next_chapter
+from perdure.engine.mailbox import unread
 from perdure.engine.randomness import drawn
 from perdure.errors import EncodeError, RunCancelledError, UsageError
 from perdure.history import events as e
@@ -54,6 +57,9 @@ _WAITING_MODULES = (
 
 NO_CALL = "this section is over, or waits: no call is made any more"
 _running_loop = asyncio._get_running_loop  # pyright: ignore[reportPrivateUsage]
+
+_ANSWERED = -1
+"""The record has the answer: nothing is to be performed."""
 
 
 class Unwound(BaseException):
@@ -103,6 +109,7 @@ class Request:
         self.child_id: str | None = None
         self.is_abandoned = False
         self.ended_at = 0
+        self.unread: bytes | None = None
 
     @property
     def is_receive(self) -> bool:
@@ -202,11 +209,13 @@ class Journal:
         self.perform(request)
         if record is not None:
             self._has_started(request)
+        if request.key in self.live.blocked_calls:  # a decision about it may have come before it was asked for again
+            self._turns.on_letters()
 
     def perform(self, request: Request) -> None:
         """Do what is asked for; in a run that is paused or blocked nothing new begins."""
         request.is_held_back = request.is_wait = self.live.is_parked
-        if not request.is_held_back:
+        if not request.is_held_back and request.unread is None:
             request.perform(request)
 
     def go_on(self) -> None:
@@ -215,7 +224,31 @@ class Journal:
             if request.is_held_back:
                 self.perform(request)
 
+    def misfit(self, request: Request, value: bytes) -> str | None:
+        """Why a value cannot be what is asked for; None if it can."""
+        try:
+            request.load(e.StepCompleted(*request.key, request.name), value)
+        except Exception as error:  # a DecodeError, or what a class makes of its fields
+            return str(error)
+        return None
+
+    def _cannot_read(self, request: Request, message: bytes, problem: str) -> None:
+        """A message that does not fit what is received there: a person decides, as in a workflow."""
+        self.requests[request.key] = request
+        request.unread, request.is_wait = message, True
+        if request.key in self.live.blocked_calls:  # a decision about it may have come already
+            self._turns.on_letters()
+        else:
+            hint = f"{unread(request.name.partition(':')[2], message)} does not fit what is received there: {problem}"
+            blocked = e.RunBlocked("undecodable", hint, *request.key, request.name, request.key[1] + 1)
+            self._turns.parking.block_asked(self.live, blocked)
+
     def _answer(self, request: Request, event: e.Keyed, at: int, raw: bytes | None) -> None:
+        if isinstance(event, e.SectionReceived):
+            problem = self.misfit(request, raw or b"null")
+            if problem is not None or request.key in self.live.blocked_calls:
+                self._cannot_read(request, raw or b"null", problem or "")
+                return
         self.requests.pop(request.key, None)
         self._no_longer_waits(request)
         if request.started is None:
@@ -592,7 +625,7 @@ class Journal:
 
         request = Request(LANE.get(), f"receive:{name}", None, perform)
         request.load = lambda event, raw: (
-            codec.loads(raw or b"null") if isinstance(event, e.SectionReceived) else _fail(raw)
+            codec.loads(raw or b"null") if isinstance(event, e.SectionReceived | e.StepCompleted) else _fail(raw)
         )
         return request
 
@@ -643,18 +676,18 @@ class Journal:
         raw = codec_for(Any).dumps(request)
         spec = StepSpec(name=name, function=perform, is_async=False, arguments=_NO_ARGUMENTS, result=codec_for(hint),
                         retry=retry or Retry())  # fmt: skip
-        go: concurrent.futures.Future[int] = concurrent.futures.Future()
+        go: queue.SimpleQueue[int] = queue.SimpleQueue()
 
         def start(wanted: Request) -> None:
-            known = self.live.execution.known.attempts.get(wanted.key)
-            go.set_result(known.failed if known else 0)
+            if not self.live.waits_for_person(wanted.key):
+                known = self.live.execution.known.attempts.get(wanted.key)
+                go.put(known.failed if known else 0)
 
         wanted = Request(LANE.get(), name, raw, start)
         wanted.load = _load_with(spec.result, spec.raises)
-        wanted.future.add_done_callback(lambda done: _answered(go))
+        wanted.future.add_done_callback(lambda done: go.put(_ANSWERED))
         self._submit(wanted)
-        failed = go.result()
-        if failed >= 0:
+        while (failed := go.get()) != _ANSWERED:  # again after a person has decided so
             self._perform_here(wanted, spec, perform, failed)
         return wanted.future.result()
 
@@ -688,6 +721,9 @@ class Journal:
                     self._report_from_thread(wanted, e.AttemptFailed, raw, failed, started_at, more)
                     time.sleep(max(0.0, (decision.at - now) / MICROSECONDS))
                     continue
+                if decision.needs_person:
+                    self._block_from_thread(wanted, failed, message_of(error))
+                    return
                 kind = e.StepFailed
             finally:
                 ATTEMPT.reset(token)
@@ -712,7 +748,23 @@ class Journal:
                 self.live, event, raw=raw, output=output, input=kept, delivers=kind is not e.AttemptFailed
             )
 
-        self._loop.call_soon_threadsafe(report, context=self._sections.context)
+        self._sections.call_soon(report)
+
+    def _block_from_thread(self, wanted: Request, attempt: int, question: str) -> None:
+        """The start is recorded with the question: by its number the answer finds it again after a restart."""
+
+        def block() -> None:
+            if self.is_closed:
+                return
+            if wanted.record is None:
+                wanted.record = Record(wanted.key, wanted.lane, wanted.name, wanted.digest, None, 0, None)
+                started = e.StepStarted(*wanted.key, wanted.name, wanted.key[1] + 1, wanted.digest, attempt=attempt)
+                self._turns.report(self.live, started, input=wanted.packed)
+            of = (*wanted.key, wanted.name, wanted.key[1] + 1)
+            hint = f"{wanted.key[0]}/{wanted.name}#{wanted.key[1] + 1}: {question}"
+            self._turns.parking.block_asked(self.live, e.RunBlocked("needs_person", hint, *of))
+
+        self._sections.call_soon(block)
 
 
 def _who() -> object:
@@ -746,12 +798,6 @@ def _attempt_of(journal: Journal, wanted: Request, spec: StepSpec, number: int, 
         live.run_id, live.info.workflow, wanted.name, f"{wanted.key[0]}/{wanted.name}", number, spec.retry.max_attempts,
         _EPOCH + timedelta(microseconds=started_at), lambda details: None, lambda hint: None, {},
     )  # fmt: skip
-
-
-def _answered(go: concurrent.futures.Future[int]) -> None:
-    """The record has the answer: nothing is to be performed."""
-    if not go.done():
-        go.set_result(-1)
 
 
 def _nothing() -> None:

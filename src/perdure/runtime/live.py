@@ -216,7 +216,8 @@ class LiveRun:
         """Make one append of everything that is to be written."""
         entries = self.entries
         if self.flights:
-            entries = self._starts_that_ride_along(entries) + entries
+            starts = self._starts_that_ride_along(entries)
+            entries = _with_starts(starts, entries) if self.has_sections else starts + entries
         if self.execution.notes:
             entries = [Entry(note) for note in self.execution.notes] + entries
             self.execution.notes = []
@@ -308,6 +309,26 @@ class LiveRun:
             self.alarm.cancel()
             self.alarm = None
             self.alarm_at = None
+
+
+def _with_starts(starts: Sequence[Entry], entries: Sequence[Entry]) -> list[Entry]:
+    """Starts go first, but for those of hosted code whose section begins with the same append."""
+    begins = {
+        f"{entry.event.task}:{entry.event.n}": place
+        for place, entry in enumerate(entries)
+        if isinstance(entry.event, e.SectionStarted)
+    }
+    ordered: list[Entry] = []
+    late: dict[int, list[Entry]] = {}
+    for start in starts:
+        section = start.event.section if isinstance(start.event, e.Keyed) else ""
+        if section in begins:
+            late.setdefault(begins[section], []).append(start)
+        else:
+            ordered.append(start)
+    for place, entry in enumerate(entries):
+        ordered += (entry, *late.get(place, ()))
+    return ordered
 
 
 def _none_later_than_the_next(entries: Sequence[Entry]) -> list[Entry]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.codec import dump_exception, pack
-from perdure.engine.calls import Ask, Key, StepAsk
-from perdure.errors import DecodeError, RunCancelledError, StepError
+from perdure.engine.calls import Ask, Key, StepAsk, UnreadAsk
+from perdure.errors import RunCancelledError, StepError
 from perdure.history import events as e
 from perdure.store.protocol import Letter, Mail, Status
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perdure.runtime.live import LiveRun
     from perdure.runtime.turn import Turns
 
+REFUSED = "; refused: "
 NO_VALUE = "no value can unblock this: "
 CANCELLED = dump_exception(RunCancelledError("the run was cancelled"), ())
 
@@ -63,6 +64,17 @@ def child_key(ask: Any) -> str:
     """The key under which a child's ending comes back."""
     task, n = ask.key
     return msgspec.json.encode(ChildKey(task, n, ask.name, ask.use, ask.run_id)).decode()
+
+
+def is_too_early(turns: Turns, live: LiveRun, mail: Mail) -> bool:
+    """Whether a value was given for a call that hosted code has not made again yet: what fits is not known so far."""
+    if mail.kind != "unblock":
+        return False
+    letter = msgspec.json.decode(mail.body, type=ControlLetter)
+    stuck = _stuck(live, letter)
+    return bool(
+        letter.choice == "value" and stuck and ":" in stuck[0][0] and not turns.sections.has_asked(live, stuck[0])
+    )
 
 
 def take(turns: Turns, live: LiveRun, mail: Mail) -> None:
@@ -117,26 +129,34 @@ def _take_pause(turns: Turns, live: LiveRun, kind: str, letter: ControlLetter) -
 
 def _take_unblock(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
     """A decision about a call that nobody waits for any more, or that was decided meanwhile, changes nothing."""
-    stuck = [key for key, blocked in live.blocked_calls.items() if letter.call in {"", blocked.call}]
+    stuck = _stuck(live, letter)
     if stuck:
         _unblock_call(turns, live, letter, stuck[0])
     elif live.blocked is not None and not letter.call:
         _unblock_run(turns, live, letter)
 
 
+def _stuck(live: LiveRun, letter: ControlLetter) -> list[Key]:
+    """The stuck calls that a decision may be about; it is about the first."""
+    return [key for key, blocked in live.blocked_calls.items() if letter.call in {"", blocked.call}]
+
+
 def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:
     blocked = live.blocked_calls[key]
     ask = live.execution.open.get(key)
-    value = (letter.value or "null").encode()
-    if letter.choice == "value" and (problem := _misfit(ask, value)):
-        blocked = msgspec.structs.replace(blocked, hint=f"the value that was supplied does not fit: {problem}")
-        turns.parking.block(live, blocked)
-        return
-    unblocked = e.RunUnblocked(letter.choice, letter.by, *key, letter.reason)
+    message = bytes(ask.unread) if isinstance(ask, UnreadAsk) else turns.sections.unread(live, key)
+    value = message if message is not None and letter.choice == "retry" else (letter.value or "null").encode()
+    if letter.choice == "value" or (letter.choice == "retry" and message is not None):
+        problem = turns.sections.misfit(live, key, value) if ask is None else _misfit(ask, value)
+        if problem:
+            hint = blocked.hint.partition(REFUSED)[0] + REFUSED + _refusal(letter) + problem
+            turns.parking.block(live, msgspec.structs.replace(blocked, hint=hint))
+            return
+    unblocked = e.RunUnblocked(letter.choice, letter.by, *key, letter.reason, blocked.name, blocked.use)
     live.note_unblocked(unblocked)
     live.record(unblocked)
     live.change = turns.parking.change(live)
-    if letter.choice == "retry":
+    if letter.choice == "retry" and message is None:
         live.execution.known.attempts.pop(key, None)  # they count anew
         if turns.sections.has_asked(live, key) if ask is None else not live.is_to_perform(ask):
             live.then.append(lambda: turns.perform_again(live, key))
@@ -144,23 +164,34 @@ def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) 
         _supply(live, blocked, letter, value)
 
 
-def _misfit(ask: Ask | None, value: bytes) -> str | None:
-    if not isinstance(ask, StepAsk):
-        return None
+def _refusal(letter: ControlLetter) -> str:
+    if letter.choice == "retry":
+        return "it does not fit now either: "
+    return f"the value that {letter.by or 'a person'} supplied does not fit: "
+
+
+def _misfit(ask: Ask, value: bytes) -> str | None:
+    codec = ask.codec if isinstance(ask, UnreadAsk) else ask.spec.result if isinstance(ask, StepAsk) else None
     try:
-        ask.spec.result.loads(value)
-    except DecodeError as error:
+        if codec is not None:
+            codec.loads(value)
+    except Exception as error:  # a DecodeError, or what a class makes of its fields
         return str(error)
     return None
 
 
 def _supply(live: LiveRun, blocked: e.RunBlocked, letter: ControlLetter, value: bytes) -> None:
-    """A person's value, or failure, stands for the step's outcome."""
-    kind: Any = e.StepCompleted
-    if letter.choice == "fail":
-        kind, value = e.StepFailed, dump_exception(StepError(_told(letter)), ())
+    """A person's value, or failure, stands for the outcome of the step, or for the message."""
+    is_failed = letter.choice == "fail"
+    if is_failed:
+        value = dump_exception(StepError(_told(letter)), ())
     packed = pack(value, live.execution.memo)
-    event = kind(blocked.task, blocked.n, blocked.name, blocked.use, output=packed.digest, attempt=0)
+    of = (blocked.task or "", blocked.n, blocked.name, blocked.use)
+    event: e.Keyed
+    if isinstance(live.execution.open.get(of[:2]), UnreadAsk):
+        event = e.MessageSettled(*of, is_failed, packed.digest)
+    else:
+        event = (e.StepFailed if is_failed else e.StepCompleted)(*of, output=packed.digest, attempt=0)
     live.supplied.add(event.key)  # a run that was just loaded is about to perform it
     live.has_sections |= event.is_in_section
     live.record(event, raw=value, output=packed, delivers=True)

@@ -32,6 +32,26 @@ class Parking:
             live.entries.append(flight.start_entry())
         self.block(live, e.RunBlocked(reason, hint, *ask.key, ask.name, ask.use))
 
+    def block_asked(self, live: LiveRun, event: e.RunBlocked) -> None:
+        """Hosted code comes to a question by itself, in the middle of a turn perhaps."""
+        if live.is_in_turn:
+            live.deferred.append(lambda: self.block_asked(live, event))
+        elif not (live.is_gone or live.is_leaving):
+            self.block(live, event)
+
+    def heed(self, live: LiveRun) -> None:
+        """The engine notes where a call of the code is stuck, and where it is not any more."""
+        notes, live.execution.notes = live.execution.notes, []
+        for note in notes:
+            if isinstance(note, e.RunBlocked):
+                self.block(live, note)
+            elif isinstance(note, e.RunUnblocked):
+                live.note_unblocked(note)
+                live.record(note)
+                live.change = self.change(live)
+            else:
+                live.execution.notes.append(note)
+
     def block(self, live: LiveRun, event: e.RunBlocked) -> None:
         """Note that the run, or one call of it, waits for a person."""
         live.note_blocked(event)

@@ -8,6 +8,7 @@ only waited for UNWIND_SECONDS is unwound (its thread ends) and hosted again whe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import threading
@@ -94,10 +95,11 @@ class Sections:
             outcome = Outcome(journal.live.execution.spec.arguments.dumps(error.arguments, error.keywords), False, True)
         except BaseException as error:
             outcome = _raised(journal, error)
-        self._call_soon(self._ended, journal, outcome)
+        self.call_soon(self._ended, journal, outcome)
 
-    def _call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
-        if not self._loop.is_closed():
+    def call_soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        """From a thread of hosted code, which may be left over when the program has gone on."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(function, *arguments, context=self.context)
 
     def _ended(self, journal: Journal, outcome: Outcome) -> None:
@@ -196,11 +198,27 @@ class Sections:
         """Whether hosted code waits for this call: it has to be told when it is to be tried again."""
         return any(key in journal.requests for journal in self._of(live))
 
+    def unread(self, live: LiveRun, key: Key) -> bytes | None:
+        """The message that hosted code got for this call and could not read, if that is what it waits for."""
+        requests = [journal.requests[key] for journal in self._of(live) if key in journal.requests]
+        return requests[0].unread if requests else None
+
+    def misfit(self, live: LiveRun, key: Key, value: bytes) -> str | None:
+        """Why a value cannot stand for the result of a call of hosted code; None if it can."""
+        for journal in self._of(live):
+            if key in journal.requests:
+                return journal.misfit(journal.requests[key], value)
+        return None
+
     def perform_again(self, live: LiveRun, key: Key) -> None:
         """A person wants a stuck call tried again."""
         for journal in self._of(live):
             request = journal.requests.get(key)
-            if request is not None:
+            if request is None:
+                continue
+            if journal.is_suspended:
+                self._host_again(journal)
+            else:
                 journal.perform(request)
 
     def go_on(self, live: LiveRun) -> None:

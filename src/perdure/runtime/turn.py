@@ -405,6 +405,8 @@ class Turns:
             if live.has_something_to_write:  # it left while another commit was under way
                 self.mark(live)
             return
+        if execution.notes:
+            self.parking.heed(live)
         if execution.failure is None and execution.ending is None:
             self._perform_all(live)
             if (
@@ -502,7 +504,7 @@ class Turns:
         task, n = ask.key
         live.record(e.CallCancelled(task, n, ask.name, ask.use))
         if live.blocked_calls.pop(ask.key, None) is not None:
-            live.record(e.RunUnblocked("cancelled", "", task, n))
+            live.record(e.RunUnblocked("cancelled", "", task, n, "", ask.name, ask.use))
             live.change = self.parking.change(live)
         self.mark(live)
 
@@ -553,6 +555,8 @@ class Turns:
 
     def _take(self, live: LiveRun, letter: Mail) -> None:
         if not (live.is_leaving or live.is_in_turn or live.has_taken(letter.mail_id)):
+            if mail.is_too_early(self, live, letter):
+                return
             live.taken.append(letter.mail_id)
             try:
                 mail.take(self, live, letter)
