@@ -109,6 +109,7 @@ def test_steps_children_and_sections_that_have_begun() -> None:
         (3, e.ChildStarted("0", 0, "part", 1, "r/part"), None),
         (3, e.SectionStarted("0", 1, "crew", 1), None),
     ) == [
+        ": a worker",
         "0.2/plan#1: attempt 2 until",
         "0.3/plan#1: attempt 1",
         "0/part#1: child r/part",
@@ -132,7 +133,7 @@ def test_timers_and_messages_of_a_run_that_is_not_in_memory() -> None:
         ({"status": Status.BLOCKED, "reason": "diverged", "hint": "why"}, [": a person (diverged): why"]),
         ({"status": Status.QUEUED, "due_at": START}, [": a worker until"]),
         ({"status": Status.WAITING, "reason": "paused"}, [": somebody who resumes it"]),
-        ({"status": Status.RUNNING}, []),
+        ({"status": Status.RUNNING}, [": a worker"]),
         ({"status": Status.COMPLETED, "ending": b"{}"}, []),
     ],
 )

@@ -36,7 +36,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
         2,
         "missing 1 required positional argument: 'to'; it takes count(to: int)",
     ),
-    "too many arguments": ("run app.py:count 1 2", 2, "count takes 1 arguments, not 2: count(to: int)"),
+    "too many arguments": ("run app.py:count 1 2", 2, "count takes 1 argument, not 2: count(to: int)"),
     "an argument of another type": ("run app.py:count x", 2, "to: x is no JSON"),
     "an argument deep inside": ("run app.py:trial '{\"id\": 3}'", 2, "claim.id: 3 was given where str is declared"),
     "half an object": ("run app.py:trial '{\"id\": '", 2, 'claim: {"id": is no JSON'),
@@ -55,7 +55,24 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "a store of another kind": ("runs list --store mysql://x", 4, "there is no store for mysql:// URLs"),
     "a store in no folder": ("start app.py:echo --store no/x.db", 4, "no/x.db"),
     "no such run": ("runs show ecko", 5, "there is no run 'ecko'; near: echo"),
-    "no such status": ("runs list --status runing", 5, "there is no status 'runing'; near: running"),
+    "no such status": ("runs list --status runing", 2, "'runing' is not one of 'queued', 'running'"),
+    "less than nothing": ("runs list --limit 0", 2, "Invalid value for '--limit'"),
+    "a folder as a store": ("runs list --store sub", 4, "sub: this is a folder; name a file in it, such as"),
+    "a folder as a new store": ("start app.py:echo --store sub", 4, "sub: this is a folder; name a file in it"),
+    "a folder as a program": ("run .", 2, ". is a folder: name a file, as in app.py:workflow"),
+    "a program above": ("run ..", 2, ".. is a folder: name a file"),
+    "no name at all": ("run ''", 2, "an empty target is neither a file nor the name of a module: name a file"),
+    "a colon alone": ("run :", 2, "an empty target is neither a file nor"),
+    "a name that is none": ("run 'my app'", 2, "my app is neither a file nor the name of a module"),
+    "a text that is none": ("run app.py:greet \udce4", 2, "'\\udce4' is no UTF-8, so no text: type it in UTF-8"),
+    "a tag that is none": ("start app.py:greet --tag a=\udce4", 2, "is no UTF-8, so no text"),
+    "a tag without a name": ("start app.py:greet --tag =x", 2, "--tag =x: write it as NAME=VALUE"),
+    "a delay without end": ("start app.py:greet --delay 99999999999999d", 2, "--delay 99999999999999d: at most 100"),
+    "a time without end": (f"store prune --older-than {'9' * 400}", 2, "at most 100 years"),
+    "a lease without end": ("worker app.py --lease 999999w", 2, "--lease 999999w: at most 100 years"),
+    "no lease at all": ("worker app.py --lease 0", 2, "Runtime(lease=0.0): from 0.1 s to 100 years"),
+    "a backup into no folder": ("store backup no/copy.db", 4, "create it, or name another path"),
+    "a backup over a folder": ("store backup sub", 4, "there is a file already; name another"),
     "a number that is none": ("runs list --limit x", 2, "Invalid value for '--limit'"),
     "a message that is no JSON": ("runs send echo text '{'", 2, "VALUE: { is no JSON"),
     "a run that has ended": ("runs send greeted text x", 6, "run greeted has completed: it takes no message"),
@@ -81,6 +98,7 @@ def prepared(terminal: Terminal) -> Terminal:
     (folder / "misses.py").write_text("import a_package_that_is_not_there\n")
     (folder / "lambda.py").write_text("import perdure\nx = perdure.workflow(lambda: 1)\n")
     (folder / "exits.py").write_text("raise SystemExit(3)\n")
+    (folder / "sub").mkdir()
     (folder / "letter.txt").write_text("dear store, " * 100)
     with sqlite3.connect(folder / "other.db") as other:
         other.execute("CREATE TABLE mine (it TEXT)")
@@ -97,12 +115,37 @@ def test_what_is_typed_wrongly(prepared: Terminal) -> None:
     wrong: dict[str, object] = {}
     for what, (typed, code, says) in WRONG.items():
         result = prepared.here(*shlex.split(typed))
-        if result.exit_code != code or says not in result.stderr or "Traceback" in result.stderr:
+        said = " ".join(result.stderr.split())
+        if result.exit_code != code or says not in said or "Traceback" in said:
             wrong[what] = (result.exit_code, result.stderr)
         elif what != "a full folder for the demo":
             one_line(result)
     assert not wrong
     assert prepared.here("runs", "list", "--json").stdout == before
+    beside = {path.name for path in prepared.folder.iterdir() if "letter" in path.name or "other" in path.name}
+    assert beside == {"letter.txt", "other.db"}, "what was refused has no locks beside it"
+
+
+def test_numbers_that_only_mean_everything(prepared: Terminal) -> None:
+    assert len(json.loads(prepared.here("runs", "list", "--limit", str(10**30), "--json").stdout)) == 3
+    pruned = prepared.here("store", "prune", "--older-than", "99y".replace("y", "w"), "--limit", str(10**30))
+    assert (pruned.exit_code, pruned.stdout) == (0, "pruned 0 runs\n")
+
+
+PYPROJECTS = {
+    '[tool.perdure]\nstor = "x.db"': "[tool.perdure] has stor; it takes one key, as in store =",
+    "[tool.perdure]\nstore = 7": "[tool.perdure] has store = 7; it takes one key",
+    '[tool.perdure]\nstore = ""': "[tool.perdure] has store = ''; it takes one key",
+    "[tool]\nperdure = 1": "[tool.perdure] has perdure = ...; it takes one key",
+    "[tool.perdure\n": "cannot be read, so [tool.perdure] store is unknown",
+}
+
+
+@pytest.mark.parametrize(("text", "says"), PYPROJECTS.items(), ids=PYPROJECTS.values())
+def test_what_pyproject_says(text: str, says: str, terminal: Terminal) -> None:
+    (terminal.folder / "pyproject.toml").write_text(text)
+    result = terminal.here("runs", "list")
+    assert (result.exit_code, says in one_line(result)) == (ExitCode.USAGE, True), result.stderr
 
 
 def test_debug_shows_where(prepared: Terminal) -> None:
@@ -176,6 +219,18 @@ def test_how_a_run_ended_is_the_exit_code(terminal: Terminal) -> None:
     assert terminal.here("runs", "cancel", "fails").exit_code == 6
 
 
+def test_what_failed_is_not_begun_again_and_it_says_how(terminal: Terminal) -> None:
+    first = terminal.here("run", "app.py:fails", "--id", "f")
+    assert first.stderr.count("\n") == 1, "what became of it is told once"
+    for command in ("run", "start"):
+        again = terminal.here(command, "app.py:fails", "--id", "f")
+        assert again.stderr.startswith(
+            "perdure: run f failed earlier, and is not begun again: give another id for a new run\n"
+        )
+    told = json.loads(terminal.here("start", "app.py:fails", "--id", "f", "--json").stdout)
+    assert told == {"id": "f", "how": "finished earlier"}
+
+
 def test_how_a_run_ended_as_json(terminal: Terminal) -> None:
     def told(*args: str) -> object:
         return json.loads(terminal.here(*args, "--json").stdout)
@@ -195,6 +250,9 @@ def test_waiting_no_longer_than_wanted(terminal: Terminal) -> None:
     terminal.here("start", "app.py:echo", "--id", "echo")
     result = terminal.here("runs", "wait", "echo", "--timeout", "0.1")
     assert result.exit_code == ExitCode.TIMED_OUT
+    assert one_line(terminal.here("runs", "wait", "echo", "--timeout", "0")) == (
+        "run echo has not ended within 0 s; it goes on"
+    )
 
 
 def test_a_damaged_history_is_said_to_be_one(terminal: Terminal) -> None:

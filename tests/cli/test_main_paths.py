@@ -179,11 +179,11 @@ def test_prune_backup_and_verify_with_a_flipped_byte(terminal: Terminal) -> None
     assert terminal.here("store", "verify").stdout == "4 runs, 7 events, 0 pruned: all as it was written\n"
     assert terminal.run("store", "backup", "copy.db").stdout.endswith("to copy.db\n")
     assert terminal.here("store", "prune", "--older-than", "1d").stdout == "pruned 0 runs\n"
-    assert terminal.here("store", "prune", "--older-than", "0", "--limit", "1").stdout == "pruned 1 runs\n"
+    assert terminal.here("store", "prune", "--older-than", "0", "--limit", "1").stdout == "pruned 1 run\n"
     assert terminal.run("store", "prune", "--older-than", "0").stdout == "pruned 2 runs\n"
     stats = json.loads(terminal.here("store", "stats", "--json").stdout)
     assert (stats["runs"], stats["runs_pruned"], stats["events"]) == (1, 3, 1)
-    assert terminal.here("store", "verify").stdout == "1 runs, 1 events, 3 pruned: all as it was written\n"
+    assert terminal.here("store", "verify").stdout == "1 run, 1 event, 3 pruned: all as it was written\n"
 
     copy = terminal.folder / "copy.db"
     assert json.loads(terminal.here("runs", "list", "--store", "copy.db", "--json").stdout)[-1]["id"] == "one"

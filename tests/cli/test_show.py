@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 from typing import Any
 
 import pytest
-from tests.cli.terminal import Terminal
+from tests.cli.terminal import Terminal, until
 
 import perdure
 from perdure import NeedsPerson, Retry, Runtime, step, workflow
@@ -176,9 +177,8 @@ def test_a_timeline_tells_attempts_and_results(shop: Terminal) -> None:
     lines = told(shop, "completes")
     assert lines[0] == "completes version 1 started | {}"
     assert "patched('newer') is True" in lines
-    assert any(
-        re.fullmatch(r"0\.1/flaky#1 \| failed, again at .* \| 1 \| _ \| Retryable: not yet", each) for each in lines
-    )
+    again = r"0\.1/flaky#1 \| failed, again at .* \| 1 \| _ \| Retryable: not yet \(test_show\.py:\d+ in flaky\)"
+    assert any(re.fullmatch(again, each) for each in lines)
     assert '0.1/flaky#1 | heartbeat | 3 | {"half":true}' in lines
     assert "0.1/flaky#1 | completed | 3 | _ | 1" in lines
     assert "time passed" in lines
@@ -204,10 +204,7 @@ def test_what_a_run_waits_for(shop: Terminal) -> None:
     )
     waits = json.loads(shop.here("runs", "show", "waits", "--json").stdout)["waits"]
     assert [each["what"] for each in waits] == ["a timer", "message 'reply'"]
-    for run, last in (
-        ("is_paused", "waits for somebody who resumes it"),
-        ("is_parked", "waits for a person (needs_person): 0/wise#1: hard"),
-    ):
+    for run, last in (("is_paused", "waits for somebody who resumes it"),):
         assert shop.here("runs", "show", run).stdout.splitlines()[-1] == last
 
 
@@ -224,7 +221,33 @@ def test_lists(shop: Terminal) -> None:
         ("is_parked", "needs_person"),
         ("diverged", "deadlocked"),
     }
-    assert shop.here("inbox", "list").stdout.split()[:6] == ["SINCE", "RUN", "CALL", "REASON", "CHOICES", "WHAT"]
+
+
+PARKED = """\
+is_parked: needs_person in 0/wise#1, since 2026-01-01 00:00:00 UTC
+    hard
+    --retry       the call is tried again, its attempts counted anew
+    --value JSON  what you give stands for the call's result
+    --fail        the call fails; the workflow sees a StepError
+"""
+
+
+def test_the_inbox_says_what_each_choice_does(shop: Terminal) -> None:
+    text = re.sub(r"since \S+ \S+ UTC", "since 2026-01-01 00:00:00 UTC", shop.here("inbox", "list").stdout)
+    assert PARKED in text
+    assert "diverged: deadlocked, since" in text
+    assert text.endswith("\ndecide with: perdure inbox unblock RUN, and one of the choices\n")
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_why_a_run_is_blocked_stands_once_and_below_the_table(shop: Terminal) -> None:
+    text = shop.here("runs", "show", "diverged").stdout
+    table, _, below = text.partition("\n\n")
+    assert table.splitlines()[-1].rstrip().endswith("blocked as deadlocked")
+    assert below.startswith("diverged: deadlocked, since")
+    assert "test_show.py:" in below
+    assert max(map(len, below.splitlines())) <= 80
+    assert "no more of its code runs" in below
 
 
 def test_a_message_that_nobody_waits_for_is_sent_and_remarked_on(shop: Terminal) -> None:
@@ -260,11 +283,33 @@ def test_lint_finds_and_counts(terminal: Terminal) -> None:
     result = terminal.here("code", "lint", "bad.py")
     assert result.exit_code == 1
     assert result.stdout.startswith("bad.py:5:12: error clock")
-    assert result.stderr == "perdure: 1 errors\n"
+    assert result.stderr == "perdure: 1 error\n"
     (finding,) = json.loads(terminal.here("code", "lint", "bad.py", "--json").stdout)
     assert (finding["line"], finding["rule"], finding["function"]) == (5, "clock", "bad")
     (terminal.folder / "bad.py").write_text("x = 1\n")
     assert terminal.here("code", "lint", ".").exit_code == 0
+
+
+def test_a_run_that_no_live_worker_holds(terminal: Terminal) -> None:
+    with terminal.begun("worker", "app.py") as worker:
+        worker.says("worker serves")
+        terminal.here("start", "app.py:count", "6", "--id", "c")
+        until(lambda: "3" in terminal.notes, "step 3")
+        assert terminal.here("runs", "show", "c").stdout.splitlines()[0] == "run c: count version 3, running"
+        worker.send(signal.SIGKILL)
+        worker.ends()
+        text = terminal.here("runs", "show", "c").stdout
+        assert text.splitlines()[0] == "run c: count version 3, running (no live worker)"
+        assert re.search(r"^waits for a worker, since \S+ is dead", text, re.MULTILINE)
+        assert "running (no live worker)" in terminal.here("runs", "list").stdout
+    with terminal.begun("worker", "app.py") as worker:
+        worker.says("worker serves")
+        until(lambda: terminal.notes.count("3") == 2, "step 3 again")
+        worker.send(signal.SIGTERM)
+        worker.ends()
+    text = terminal.here("runs", "show", "c").stdout
+    assert text.splitlines()[0] == "run c: count version 3, running (no live worker)"
+    assert re.search(r"^waits for a worker$|^waits for a worker;", text, re.MULTILINE)
 
 
 # ── words ───────────────────────────────────────────────────────────────────────────────────

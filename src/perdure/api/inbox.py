@@ -85,7 +85,7 @@ REASONS: Mapping[str, Reason] = {
 
 def entries(store: Store, now: int) -> list[InboxEntry]:
     """Everything that waits for a person, oldest first. `now` in microseconds."""
-    found = [entry for info in _runs(store, Status.BLOCKED) for entry in _blocked(store, info)]
+    found = [entry for info in _runs(store, Status.BLOCKED) for entry in blocked(store, info)]
     found += _unserved(store, now)
     return sorted(found, key=lambda entry: entry.since)
 
@@ -98,8 +98,8 @@ def _runs(store: Store, *statuses: Status) -> Iterator[RunInfo]:
         before = page[-1].rid
 
 
-def _blocked(store: Store, info: RunInfo) -> list[InboxEntry]:
-    """One entry for each thing that keeps the run."""
+def blocked(store: Store, info: RunInfo) -> list[InboxEntry]:
+    """Of a run that is blocked: one entry for each thing that keeps the run."""
     standing = _standing_blocks(store.load(info.rid).rows)
     if not standing:  # parked by the store itself, which writes no events
         return [_entry(info, e.RunBlocked(info.reason or "", info.hint or ""), info.updated_at)]

@@ -89,12 +89,21 @@ async def _run(runtime: Runtime, store: Store, call: Call[R], id: str | None, *,
     async with runtime:
         run = await start_or_attach(runtime, store, call, id)
         if run.how != "started":
-            _say(f"run {run.id} {'goes on' if run.how == 'attached' else run.how}")
+            _say(f"run {run.id} {'goes on' if run.how == 'attached' else await finished(run)}")
         try:
             return await run.result(wait_blocked=wait_blocked)
         except asyncio.CancelledError:
             _say(f"stopped; run {run.id} goes on the next time")
             raise
+
+
+async def finished(run: Run[Any]) -> str:
+    """What is said of a run that is started once more after its end."""
+    status = await run.status()
+    if status is Status.COMPLETED:
+        return "finished earlier"
+    how = "was cancelled" if status is Status.CANCELLED else status
+    return f"{how} earlier, and is not begun again: give another id for a new run"
 
 
 def _say(what: str) -> None:

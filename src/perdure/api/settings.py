@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from perdure.clock import Clock
 from perdure.errors import UsageError
+from perdure.specs import mapping
 from perdure.store import open_store
 from perdure.store.protocol import Store
 
@@ -28,8 +30,18 @@ def _from_pyproject() -> str | None:
             table = tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read, so [tool.perdure] store is unknown: {error}") from error
-    store = table.get("tool", {}).get("perdure", {}).get("store")
-    return None if store is None else str(store)
+    return _store_of(table.get("tool", {}).get("perdure", {}), path)
+
+
+def _store_of(section: Any, path: str) -> str | None:
+    """The store that `[tool.perdure]` names. UsageError for what else stands there: it would have no effect."""
+    table = mapping(section)
+    others = ["perdure = ..."] if table is None else sorted(set(table) - {"store"})
+    store = None if table is None or others else table.get("store", DEFAULT_STORE)
+    if not isinstance(store, str) or not store:
+        wrong = f"has {', '.join(others)}" if others else f"has store = {store!r}"
+        raise UsageError(f'{path}: [tool.perdure] {wrong}; it takes one key, as in store = "shop.db"')
+    return store
 
 
 def store_from(given: str | os.PathLike[str] | Store | None, clock: Clock) -> Store:

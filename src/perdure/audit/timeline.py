@@ -12,10 +12,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Literal, NamedTuple, assert_never
 
-import msgspec
-
 from perdure.clock import MICROSECONDS
-from perdure.codec import unpack
+from perdure.codec import told_exception, unpack
 from perdure.history import events as e
 from perdure.store.protocol import Row, Store
 
@@ -26,7 +24,8 @@ class Moment:
 
     `call` is the label of the call that it is about (`0.2/search#3`), else "". `attempt` is 0 where there are none.
     `took_seconds`: from the start of the attempt, child or section to here. `value`: the result, message or arguments
-    as JSON text; of an exception its class and message. `is_answered`: a start, of whose call more is told later.
+    as JSON text; of an exception its class, message and place; of a block why. `is_answered`: a start, of whose
+    call more is told later.
     """
 
     seq: int
@@ -41,12 +40,14 @@ class Moment:
 
 
 class Told(NamedTuple):
-    """What an event says. `slot`: which of its payloads is worth showing. `since`: when what ends here began."""
+    """What an event says. `slot`: which of its payloads is worth showing, `text`: what else is. `since`: when what ends
+    here began."""
 
     what: str
     slot: Literal["", "input", "output", "error"] = ""
     attempt: int = 0
     since: int = 0
+    text: str = ""
 
 
 def timeline(store: Store, rid: int) -> list[Moment]:
@@ -75,7 +76,7 @@ class _Teller:
         began = told.since or answered
         call = event.label if isinstance(event, e.Keyed) else getattr(event, "call", None) or ""
         took = (row.at - began) / MICROSECONDS if began and row.at >= began else None
-        value = self._value(row, event, told.slot)
+        value = told.text or self._value(row, event, told.slot)
         self.moments.append(Moment(row.seq, row.at, row.kind, call, told.what, told.attempt, took, value))
         if isinstance(event, e.StepStarted | e.ChildStarted | e.SectionStarted):
             self._starts[event.key] = row.seq
@@ -96,18 +97,7 @@ class _Teller:
         if inline is None and (not address or (slot == "input" and not getattr(event, "kept", True))):
             return ""
         raw = unpack(address or b"", inline, self._fetch)
-        return _error(raw) if slot == "error" else raw.decode()
-
-
-class _Exception(msgspec.Struct):
-    type: str
-    message: str = ""
-
-
-def _error(raw: bytes) -> str:
-    """An exception in one line."""
-    error = msgspec.json.decode(raw, type=_Exception)
-    return f"{error.type}: {error.message}" if error.message else error.type
+        return told_exception(raw) if slot == "error" else raw.decode()
 
 
 def _clock(at: int) -> str:
@@ -178,7 +168,7 @@ def tell(event: e.AnyEvent) -> Told:
         case e.TakenOver():
             return Told(f"taken over from {event.previous} (dead by {event.how})")
         case e.RunBlocked():
-            return Told(f"blocked as {event.reason}: {event.hint}")
+            return Told(f"blocked as {event.reason}", text=event.hint)
         case e.RunUnblocked():
             return Told(f"unblocked: {event.choice}{_by(event.by)}")
         case _:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -34,7 +34,14 @@ def waits(store: Store, info: RunInfo) -> list[Wait]:
         return [Wait("", "a worker", info.due_at)]
     if info.reason == "paused":
         return [Wait("", "somebody who resumes it")]
-    return [*map(_of_waiting_set, _waiting_set(info)), *_under_way(store.load(info.rid).rows)]
+    held = is_held(info.status, info.owner, dict(store.lost("")))
+    nobody = [] if held else [Wait("", "a worker" + (f", since {info.owner} is dead" if info.owner else ""))]
+    return [*nobody, *map(_of_waiting_set, _waiting_set(info)), *_under_way(store.load(info.rid).rows)]
+
+
+def is_held(status: Status, owner: str | None, lost: Container[str]) -> bool:
+    """False for a run that stands as running although its worker has left it, or is among those that are lost."""
+    return status is not Status.RUNNING or (owner is not None and owner not in lost)
 
 
 def _waiting_set(info: RunInfo) -> Iterable[Waiting]:

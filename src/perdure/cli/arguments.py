@@ -17,6 +17,7 @@ import msgspec
 from perdure.api.calls import Call
 from perdure.api.workflow import AnyWorkflow
 from perdure.cli.exits import CommandError
+from perdure.cli.show import counted
 from perdure.codec import ValueCodec, codec_for
 from perdure.errors import DecodeError, EncodeError
 
@@ -47,9 +48,8 @@ def _for_positions(
     places = [p for p in parameters if p.kind in {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}]
     rest = next((p for p in parameters if p.kind is Parameter.VAR_POSITIONAL), None)
     if len(given) > len(places) and rest is None:
-        raise CommandError(
-            f"{workflow.name} takes {len(places)} arguments, not {len(given)}: {_signature(workflow, parameters)}"
-        )
+        takes = counted(len(places), "argument")
+        raise CommandError(f"{workflow.name} takes {takes}, not {len(given)}: {_signature(workflow, parameters)}")
     chosen = [*places[: len(given)], *[rest] * (len(given) - len(places))]
     return [(each.name, _hint(each, hints)) for each in chosen if each is not None]
 

@@ -11,7 +11,7 @@ import typer
 
 from perdure.cli.exits import CommandError, ExitCode, complain
 from perdure.cli.options import JsonOption
-from perdure.cli.show import print_json, say
+from perdure.cli.show import counted, print_json, say
 
 if TYPE_CHECKING:
     from perdure.audit.lint import Finding
@@ -51,4 +51,4 @@ def _json(finding: Finding) -> dict[str, Any]:
 
 def _count(findings: Sequence[Finding]) -> str:
     numbers = Counter(finding.severity for finding in findings)
-    return ", ".join(f"{number} {severity}s" for severity, number in numbers.items()) or "nothing found"
+    return ", ".join(counted(number, severity) for severity, number in numbers.items()) or "nothing found"

@@ -140,7 +140,8 @@ class Commands(TyperGroup):
         given = list(sys.argv[1:] if args is None else args)
         given, is_debugging = without_debug(given)
         options["standalone_mode"] = False
-        sys.exit(guarded(lambda: super(Commands, self).main(given, *more, **options), is_debugging=is_debugging))
+        run = super().main
+        sys.exit(guarded(lambda: run(_texts(given), *more, **options), is_debugging=is_debugging))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -149,6 +150,16 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             return _ended_by_reader()
         return code
+
+
+def _texts(args: list[str]) -> list[str]:
+    """The words that were typed. CommandError for what is no text."""
+    for arg in args:
+        try:
+            arg.encode()
+        except UnicodeEncodeError:
+            raise CommandError(f"{arg!a} is no UTF-8, so no text: type it in UTF-8, or as JSON in a file") from None
+    return args
 
 
 def without_debug(args: list[str]) -> tuple[list[str], bool]:

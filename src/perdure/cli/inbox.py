@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import typer
@@ -13,7 +14,7 @@ from perdure.api.inbox import InboxEntry
 from perdure.cli.arguments import plain_value
 from perdure.cli.exits import CommandError, ExitCode
 from perdure.cli.options import JsonOption, RunArgument, StoreOption, existing_store
-from perdure.cli.show import moment, print_json, print_table, tell
+from perdure.cli.show import moment, paragraph, print_json, say, tell
 from perdure.store import Store
 
 Choice = Literal["retry", "value", "fail"]
@@ -29,8 +30,11 @@ def list_entries(store: StoreOption = None, json: JsonOption = False) -> ExitCod
     if json:
         print_json([_json(entry) for entry in entries])
     else:
-        columns = ("since", "run", "call", "reason", "choices", "what happened")
-        print_table(columns, [_row(entry) for entry in entries], empty="nothing waits for a person")
+        print_entries(entries)
+        if entries:
+            print("decide with: perdure inbox unblock RUN, and one of the choices")
+        else:
+            print("nothing waits for a person", file=sys.stderr)
     return ExitCode.OK
 
 
@@ -39,9 +43,16 @@ async def _entries(store: Store) -> list[InboxEntry]:
         return await client.inbox()
 
 
-def _row(entry: InboxEntry) -> Sequence[str]:
-    choices = " ".join(f"--{choice}" for choice in entry.choices)
-    return moment(entry.since), entry.run_id, entry.call or "", entry.reason, choices, entry.hint
+def print_entries(entries: Iterable[InboxEntry]) -> None:
+    """Each entry with what happened, and what every choice will do."""
+    for entry in entries:
+        where = f" in {entry.call}" if entry.call else ""
+        say(f"{entry.run_id}: {entry.reason}{where}, since {moment(entry.since)} UTC")
+        print(paragraph(entry.hint.removeprefix(f"{entry.call}: "), "    "))
+        for choice, what in entry.choices.items():
+            option = "--value JSON" if choice == "value" else f"--{choice}"
+            print(paragraph(what, " " * 18, f"    {option:<14}"))
+        print()
 
 
 def _json(entry: InboxEntry) -> dict[str, Any]:

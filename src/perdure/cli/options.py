@@ -61,6 +61,7 @@ def tags_from(given: Sequence[str] | None) -> dict[str, str]:
 
 
 SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+SECONDS_MAX = 100 * 366 * 86_400
 
 
 def seconds_from(text: str, *, option: str) -> float:
@@ -72,4 +73,7 @@ def seconds_from(text: str, *, option: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", text.strip())
     if match is None:
         raise CommandError(f"{option} {text}: a duration is a number of seconds, or as in 30s, 10m, 12h, 30d, 2w")
-    return float(match[1]) * SECONDS_PER_UNIT[match[2]]
+    seconds = float(match[1]) * SECONDS_PER_UNIT[match[2]]
+    if seconds > SECONDS_MAX:
+        raise CommandError(f"{option} {text}: at most 100 years")
+    return seconds

@@ -73,7 +73,8 @@ def _print_result(result: Any) -> None:
 def _complain_of(told: dict[str, Any]) -> None:
     run_id = told["id"]
     if told["status"] == "blocked":
-        complain(f"run {run_id} is blocked ({told['reason']}): {safe(told['hint'])}; see perdure inbox list")
+        hint = safe(told["hint"]).rstrip(".")
+        complain(f"run {run_id} is blocked ({told['reason']}): {hint}; see perdure inbox list")
     elif told["status"] == "cancelled":
         complain(f"run {run_id} was cancelled")
     else:

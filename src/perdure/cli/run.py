@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Generator, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +13,7 @@ import typer
 from perdure.api.calls import Call
 from perdure.api.client import Client
 from perdure.api.runtime import Runtime
-from perdure.api.script import start_or_attach
+from perdure.api.script import finished, start_or_attach
 from perdure.api.workflow import AnyWorkflow
 from perdure.cli.arguments import call_of
 from perdure.cli.exits import ExitCode, complain
@@ -69,8 +71,24 @@ async def _run(
     async with Runtime(store, workflows=known, adopt="own") as runtime:
         run = await start_or_attach(runtime, store, call, id, tags=tags)
         if run.how != "started":
-            complain(f"run {run.id} {'goes on' if run.how == 'attached' else run.how}")
-        return await outcome(run, store, call.of.spec.result, as_json=as_json)
+            complain(f"run {run.id} {'goes on' if run.how == 'attached' else await finished(run)}")
+        with _silent_about(run.id):
+            return await outcome(run, store, call.of.spec.result, as_json=as_json)
+
+
+@contextlib.contextmanager
+def _silent_about(run_id: str) -> Generator[None, None, None]:
+    """What becomes of this run is told once, and not in the log as well."""
+
+    def is_about_others(record: logging.LogRecord) -> bool:
+        return not (isinstance(record.args, tuple) and record.args[:1] == (run_id,))
+
+    log = logging.getLogger("perdure.runs")
+    log.addFilter(is_about_others)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_about_others)
 
 
 def start(
@@ -93,10 +111,10 @@ def start(
     with any_store(store) as opened:
         run = asyncio.run(_start(opened, call, id, tags, seconds))
     if json:
-        print_json(run)
+        print_json({name: run[name] for name in ("id", "how")})
     else:
         if run["how"] != "started":
-            complain(f"run {run['id']} {'was started before' if run['how'] == 'attached' else run['how']}")
+            complain(f"run {run['id']} {'was started before' if run['how'] == 'attached' else run['finished']}")
         say(run["id"])
     return ExitCode.OK
 
@@ -104,4 +122,4 @@ def start(
 async def _start(store: Store, call: Call[Any], id: str | None, tags: dict[str, str], delay: float) -> dict[str, str]:
     async with Client(store) as client:
         run = await client.start(call, id=id, tags=tags, delay=delay)
-        return {"id": run.id, "how": run.how}
+        return {"id": run.id, "how": run.how, "finished": await finished(run) if run.how == "finished earlier" else ""}

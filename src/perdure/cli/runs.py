@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
@@ -11,10 +11,12 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from perdure.api.client import Client, HistoryEvent, Run, RunSummary, when
+from perdure.api.inbox import blocked
 from perdure.audit.timeline import Moment, timeline
-from perdure.audit.waits import waits
+from perdure.audit.waits import is_held, waits
 from perdure.cli.arguments import plain_value
 from perdure.cli.exits import ExitCode, complain
+from perdure.cli.inbox import print_entries
 from perdure.cli.options import JsonOption, RunArgument, StoreOption, TagOption, existing_store, seconds_from, tags_from
 from perdure.cli.outcome import outcome, waits_line
 from perdure.cli.show import length, moment, print_json, print_table, say, short, tell
@@ -22,6 +24,7 @@ from perdure.cli.stopping import run_until_stopped
 from perdure.codec import codec_for
 from perdure.errors import UnknownNameError
 from perdure.store import Store
+from perdure.store.protocol import RunInfo, Status
 
 T = TypeVar("T")
 
@@ -42,7 +45,7 @@ async def act_on(store: Store, run_id: str, action: Callable[[Run[Any]], Awaitab
 @app.command("list")
 def list_runs(
     workflow: Annotated[str | None, typer.Option(help="Only runs of this workflow.")] = None,
-    status: Annotated[list[str] | None, typer.Option(help="Only runs that stand so; may be repeated.")] = None,
+    status: Annotated[list[Status] | None, typer.Option(help="Only runs that stand so; may be repeated.")] = None,
     tag: TagOption = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 100,
     store: StoreOption = None,
@@ -57,23 +60,26 @@ def list_runs(
     tags = tags_from(tag)
     with existing_store(store) as opened:
         found = asyncio.run(find())
+        lost = dict(opened.lost(""))
     if json:
         print_json([summary_json(summary) for summary in found])
     else:
         columns = ("run", "workflow", "status", "started", "changed", "tags")
-        print_table(columns, [_row_of(summary) for summary in found], empty="no runs")
+        print_table(columns, [_row_of(summary, lost) for summary in found], empty="no runs")
     return ExitCode.OK
 
 
-def _row_of(summary: RunSummary) -> Sequence[str]:
+def _row_of(summary: RunSummary, lost: Collection[str]) -> Sequence[str]:
     tags = " ".join(f"{name}={value}" for name, value in summary.tags.items())
     return (
-        summary.id, f"{summary.workflow}/{summary.version}", _status(summary), moment(summary.created_at),
-        moment(summary.updated_at), tags,
+        summary.id, f"{summary.workflow}/{summary.version}",
+        _status(summary, lost), moment(summary.created_at), moment(summary.updated_at), tags,
     )  # fmt: skip
 
 
-def _status(summary: RunSummary) -> str:
+def _status(summary: RunSummary, lost: Collection[str]) -> str:
+    if not is_held(summary.status, summary.owner, lost):
+        return "running (no live worker)"
     return f"{summary.status} ({summary.reason})" if summary.reason else str(summary.status)
 
 
@@ -108,11 +114,21 @@ def show(
                 {"run": summary_json(summary), "waits": waiting, "events": [event_json(event) for event in history]}
             )
         else:
-            _print_timeline(summary, timeline(opened, info.rid), all_moments=all)
-            waiting_for = waits_line(opened, run)
-            if waiting_for:
-                say(f"waits for {waiting_for}")
+            say(f"run {run}: {summary.workflow} version {summary.version}, {_status(summary, dict(opened.lost('')))}")
+            _print_timeline(timeline(opened, info.rid), all_moments=all, hint=info.hint or "")
+            _print_waits(opened, info)
     return ExitCode.OK
+
+
+def _print_waits(store: Store, info: RunInfo) -> None:
+    """What the run waits for; if it is a person, with what can be decided."""
+    if info.status is Status.BLOCKED:
+        print()
+        print_entries(blocked(store, info))
+        return
+    waiting_for = waits_line(store, info.run_id)
+    if waiting_for:
+        say(f"waits for {waiting_for}")
 
 
 async def _look(store: Store, run_id: str, *, with_history: bool) -> tuple[RunSummary, list[HistoryEvent]]:
@@ -121,19 +137,19 @@ async def _look(store: Store, run_id: str, *, with_history: bool) -> tuple[RunSu
         return await run.summary(), await run.history() if with_history else []
 
 
-def _print_timeline(summary: RunSummary, moments: Sequence[Moment], *, all_moments: bool) -> None:
-    say(f"run {summary.id}: {summary.workflow} version {summary.version}, {_status(summary)}")
+def _print_timeline(moments: Sequence[Moment], *, all_moments: bool, hint: str) -> None:
+    """`hint`: what is told below the table, and so not in it."""
     shown = [each for each in moments if all_moments or not each.is_answered]
     first = moments[0].at
     columns = ("time", "offset", "call", "what", "attempt", "took", "value")
-    print_table(columns, [_row_of_moment(each, first) for each in shown], empty="no events")
+    print_table(columns, [_row_of_moment(each, first, hint) for each in shown], empty="no events")
 
 
-def _row_of_moment(each: Moment, first: int) -> Sequence[str]:
+def _row_of_moment(each: Moment, first: int, hint: str) -> Sequence[str]:
     took = "" if each.took_seconds is None else length(each.took_seconds)
     return (
         moment(when(each.at)), f"+{length((each.at - first) / 1_000_000)}", each.call, each.what,
-        str(each.attempt or ""), took, short(each.value),
+        str(each.attempt or ""), took, short(each.value) if each.value != hint else "",
     )  # fmt: skip
 
 

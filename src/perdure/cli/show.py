@@ -6,12 +6,15 @@ Whatever comes from a store may have been written by anybody: control characters
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 VALUE_CHARACTERS_MAX = 200
+PARAGRAPH_WIDTH_MAX = 100
 
 FOLDED = {"what", "what happened", "value", "tags", "count"}
 """Columns that take several lines where a terminal is narrow."""
@@ -74,6 +77,25 @@ def safe(text: str) -> str:
     """
     text = " ".join(text.split())
     return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "run"), counted(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def paragraph(text: str, indent: str, first_indent: str | None = None) -> str:
+    """A text in lines that fit the terminal."""
+    width = min(shutil.get_terminal_size().columns, PARAGRAPH_WIDTH_MAX)
+    first = indent if first_indent is None else first_indent
+    return textwrap.fill(
+        safe(text), width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip
 
 
 def _escaped(character: str) -> str:

@@ -12,7 +12,7 @@ import typer
 from perdure.audit.verify import verify as verify_store
 from perdure.cli.exits import ExitCode
 from perdure.cli.options import JsonOption, StoreOption, existing_store, seconds_from
-from perdure.cli.show import print_json, print_table, say
+from perdure.cli.show import counted, print_json, print_table, say
 
 app = typer.Typer(no_args_is_help=True, help="Care for the store.")
 
@@ -42,7 +42,8 @@ def prune(
     json: JsonOption = False,
 ) -> ExitCode:
     """Delete runs that ended long enough ago, each whole. The heads of their hash chains stay."""
-    ended_before = time.time_ns() // 1_000 - round(seconds_from(older_than, option="--older-than") * MICROSECONDS)
+    ago = round(seconds_from(older_than, option="--older-than") * MICROSECONDS)
+    ended_before = max(0, time.time_ns() // 1_000 - ago)
     tell = _progress("pruned")
     pruned = 0
     with existing_store(store) as opened:
@@ -56,7 +57,7 @@ def prune(
     if json:
         print_json({"pruned": pruned})
     else:
-        say(f"pruned {pruned} runs")
+        say(f"pruned {counted(pruned, 'run')}")
     return ExitCode.OK
 
 
@@ -89,10 +90,9 @@ def verify(store: StoreOption = None, json: JsonOption = False) -> ExitCode:
     else:
         for each in report.damage:
             say(str(each))
-        found = (
-            f"{len(report.damage)} things are not as they were written" if report.damage else "all as it was written"
-        )
-        say(f"{report.runs} runs, {report.events} events, {report.pruned} pruned: {found}")
+        found = f"{counted(len(report.damage), 'place')} not as written" if report.damage else "all as it was written"
+        seen = f"{counted(report.runs, 'run')}, {counted(report.events, 'event')}, {report.pruned} pruned"
+        say(f"{seen}: {found}")
     return ExitCode.OK if report.is_sound else ExitCode.FAILED
 
 

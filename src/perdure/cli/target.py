@@ -89,6 +89,9 @@ def load(where: str) -> ModuleType:
         if not path.is_file():
             raise CommandError(f"there is no file {where}{_near(path)}")
         return _loaded(where, lambda: _import_file(path.resolve()))
+    if (where and path.is_dir()) or not all(part.isidentifier() for part in where.split(".")):
+        what = "is a folder" if where and path.is_dir() else "is neither a file nor the name of a module"
+        raise CommandError(f"{where or 'an empty target'} {what}: name a file, as in app.py:workflow")
     sys.path.insert(0, str(Path.cwd()))
     return _loaded(where, lambda: importlib.import_module(where))
 

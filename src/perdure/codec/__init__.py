@@ -2,7 +2,7 @@
 
     values.py       a value under a type hint ⇄ canonical JSON        codec_for(hint).dumps / .loads
     arguments.py    the arguments of a call ⇄ canonical JSON          arguments_codec_for(fn)
-    exceptions.py   an exception ⇄ canonical JSON                     dump_exception, load_exception
+    exceptions.py   an exception ⇄ canonical JSON                     dump_exception, load_exception, told_exception
     views.py        canonical JSON without the noise                  without(raw, paths)
     digests.py      canonical JSON → 32 bytes                         digest(raw)
     packing.py      canonical JSON ⇄ inline bytes and shared blobs    pack, unpack, Memo
@@ -13,7 +13,7 @@ models.py and unions.py; canonical.py writes RFC 8785.
 
 from perdure.codec.arguments import ArgumentsCodec, arguments_codec_for
 from perdure.codec.digests import digest
-from perdure.codec.exceptions import dump_exception, load_exception
+from perdure.codec.exceptions import dump_exception, load_exception, told_exception
 from perdure.codec.packing import Memo, Packed, pack, unpack
 from perdure.codec.values import ValueCodec, codec_for, describe
 from perdure.codec.views import without
@@ -30,6 +30,7 @@ __all__ = [
     "dump_exception",
     "load_exception",
     "pack",
+    "told_exception",
     "unpack",
     "without",
 ]

@@ -12,7 +12,10 @@ import datetime as dt
 import uuid
 from collections.abc import Mapping
 from decimal import Decimal
+from types import CodeType
 from typing import Any
+
+import msgspec
 
 from perdure import errors
 from perdure.codec.canonical import canonical_bytes, is_encodable, parse
@@ -51,19 +54,42 @@ _OURS = {
     if isinstance(value, type) and issubclass(value, errors.PerdureError)
 }
 
+FOREIGN_FILES = (
+    __file__.removesuffix("codec/exceptions.py"), (dt.__file__ or "?").removesuffix("datetime.py"), "<frozen",
+)  # fmt: skip
+"""How the names of files begin that are not the user's: ours and the library's."""
+
 _FAMILIES: dict[str, Mapping[str, type[Exception]]] = {"perdure": _OURS, "builtin": _BUILTIN}
 
 
 def dump_exception(exc: BaseException, declared: tuple[type[BaseException], ...] = ()) -> bytes:
     """The canonical JSON of an exception. Never fails: what cannot be recorded is left out and named in a note."""
     try:
-        return canonical_bytes(_to_wire(exc, declared, frozenset()))
+        wire = _to_wire(exc, declared, frozenset())
+        place = place_of(exc)
+        return canonical_bytes({**wire, "at": place} if place else wire)
     except Exception as problem:  # what the exception's own attributes raise when they are read
         cls = type_of(exc)
         lost = [f"the exception itself, which raises {type_of(problem).__qualname__} when it is read"]
         return canonical_bytes(
             {"type": cls.__qualname__, "module": cls.__module__, "message": message_of(exc), "args": [], "lost": lost}
         )
+
+
+class _Told(msgspec.Struct):
+    type: str
+    message: str = ""
+    at: str = ""
+
+
+def told_exception(raw: bytes) -> str:
+    """A recorded exception in words, with the place where it was raised.
+
+    >>> told_exception(dump_exception(ValueError("too old")))
+    'ValueError: too old'
+    """
+    error = msgspec.json.decode(raw, type=_Told)
+    return error.type + (f": {error.message}" if error.message else "") + (f" ({error.at})" if error.at else "")
 
 
 def load_exception(raw: bytes, declared: tuple[type[BaseException], ...] = ()) -> BaseException:
@@ -75,6 +101,27 @@ def load_exception(raw: bytes, declared: tuple[type[BaseException], ...] = ()) -
         return _from_wire(wire, declared)
     except Unfit as no:
         raise DecodeError("$" + no.path(), no.what, no.hint) from None
+
+
+# ── where it was raised ─────────────────────────────────────────────────────────────────────
+
+
+def place_of(exc: BaseException) -> str:
+    """`app.py:41 in plan`: the innermost line of the user's that it passed, else one of an installed package; or ""."""
+    users = packages = ""
+    step = exc.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if "site-packages" in code.co_filename:
+            packages = _told_place(code, step.tb_lineno)
+        elif not code.co_filename.startswith(FOREIGN_FILES):
+            users = _told_place(code, step.tb_lineno)
+        step = step.tb_next
+    return users or packages
+
+
+def _told_place(code: CodeType, line: int) -> str:
+    return _text(f"{code.co_filename.rpartition('/')[2]}:{line} in {code.co_name}")
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────

@@ -6,7 +6,7 @@ What is found is told as a `Difference`, in words for a person; what becomes of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from perdure.clock import MICROSECONDS
@@ -15,6 +15,9 @@ from perdure.engine.calls import Ask, Key, Recorded, StepAsk, Waiting
 from perdure.specs import Drift
 
 INPUT_COMPARED_ON_REPLAY_BYTES_MAX = 16 * 1024
+
+SHOWN_CHARACTERS_MAX = 200
+SHOWN_BEFORE_DIFFERENCE_CHARACTERS = 40
 
 
 class Difference(NamedTuple):
@@ -28,9 +31,10 @@ class Claims:
     """What of the record is still to be asked for. `recorded`: calls; `expected`: the waits of a run that was parked.
 
     `same_manifest`: the code declares what it declared when the run began. Large inputs are then taken for the same,
-    unless `compare_all_inputs`."""
+    unless `compare_all_inputs`. `input_of`: the recorded arguments of a call, for messages, while a
+    history is replayed."""
 
-    __slots__ = ("_compare_all_inputs", "_last_large", "_memo", "_same_manifest", "expected", "recorded")
+    __slots__ = ("_compare_all_inputs", "_last_large", "_memo", "_same_manifest", "expected", "input_of", "recorded")
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class Claims:
         self._same_manifest = same_manifest
         self._compare_all_inputs = compare_all_inputs
         self._last_large: tuple[bytes, bytes | None] = (b"", None)
+        self.input_of: Callable[[Key], bytes | None] = _not_known
 
     @property
     def is_settled(self) -> bool:
@@ -77,12 +82,9 @@ class Claims:
             return None
         if not self._same_manifest and spec.on_input_drift is Drift.ACCEPT:
             return None
-        return Difference(
-            f"the history has {ask.label} with other arguments (digest {recorded.digest.hex()[:12]})",
-            f"the code asks for it with {_shown(raw)}",
-        )
+        return self._other_input("arguments", recorded.digest, ask, raw)
 
-    def of_call(self, ask: Ask, input_digest: bytes | None) -> Difference | None:
+    def of_call(self, ask: Ask, input_digest: bytes | None, raw: bytes = b"") -> Difference | None:
         """Claim the entry of a call that is no step."""
         recorded = self.recorded.pop(ask.key, None)
         if recorded is None:
@@ -90,8 +92,18 @@ class Claims:
         if recorded.kind != ask.kind or recorded.name != ask.name:
             return _another(recorded, ask)
         if input_digest is not None and recorded.digest is not None and recorded.digest != input_digest:
-            return Difference(f"the history has {ask.label} with another input", "the code gives it a new one")
+            return self._other_input("input", recorded.digest, ask, raw)
         return None
+
+    def _other_input(self, noun: str, digest: bytes, ask: Ask, raw: bytes) -> Difference:
+        """Both sides' arguments; the digest of those that are not kept."""
+        kept = self.input_of(ask.key)
+        recorded, asked = _beside(b"" if kept is None else kept, raw)
+        return Difference(
+            f"the history has {ask.label} with {'an' if noun == 'input' else ''}other {noun}, "
+            f"{recorded if kept is not None else f'whose digest is {digest.hex()[:12]}'}",
+            f"the code asks for it with {asked}",
+        )
 
     def of_wait(self, ask: Ask, length: int) -> Difference | None:
         """Claim the entry of the waiting set that the run was parked with."""
@@ -130,6 +142,28 @@ def _told(w: Waiting) -> str:
     return f"{w.name} within {length}" if w.length else w.name
 
 
-def _shown(raw: bytes) -> str:
-    text = raw.decode("utf-8", "replace")
-    return text if len(text) <= 200 else text[:200] + "..."
+def _not_known(key: Key) -> bytes | None:
+    return None
+
+
+def _beside(one: bytes, other: bytes) -> tuple[str, str]:
+    """Both as texts that fit in a message: of long ones the part where they begin to differ.
+
+    >>> _beside(b'{"q":"tea"}', b'{"q":"milk"}')
+    ('{"q":"tea"}', '{"q":"milk"}')
+    """
+    texts = one.decode("utf-8", "replace"), other.decode("utf-8", "replace")
+    begin = 0
+    if one and max(map(len, texts)) > SHOWN_CHARACTERS_MAX:
+        begin = max(0, _common_length(*texts) - SHOWN_BEFORE_DIFFERENCE_CHARACTERS)
+    return _shown(texts[0], begin), _shown(texts[1], begin)
+
+
+def _common_length(one: str, other: str) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _shown(text: str, begin: int) -> str:
+    end = begin + SHOWN_CHARACTERS_MAX
+    return f"{'…' if begin else ''}{text[begin:end]}{'…' if len(text) > end else ''}"

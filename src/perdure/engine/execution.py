@@ -410,7 +410,7 @@ class Execution:
         chapter = f"{self.beginning.chapter}:" if self.beginning.chapter else ""
         ask.run_id = run_id or f"{self.run_id}/{chapter}{key[0]}.{spec.name}.{key[1]}"
         self.children[key] = ask.run_id
-        self._ask(ask, ask.packed.digest)
+        self._ask(ask, ask.packed.digest, raw)
         return ask
 
     def check_child_id(self, run_id: str | None) -> None:
@@ -435,11 +435,11 @@ class Execution:
         ask = SectionAsk(key, name, use, self._future())
         ask.function, ask.args, ask.kwargs, ask.is_async, ask.result = function, args, kwargs, is_async, result
         ask.is_recorded = key in self.claims.recorded
-        self._ask(ask, None)
+        self._ask(ask, None, b"")
         return ask.future
 
-    def _ask(self, ask: ChildAsk | SectionAsk, input_digest: bytes | None) -> None:
-        difference = self.claims.of_call(ask, input_digest)
+    def _ask(self, ask: ChildAsk | SectionAsk, input_digest: bytes | None, raw: bytes) -> None:
+        difference = self.claims.of_call(ask, input_digest, raw)
         if difference is not None:
             self.diverge(*difference)
         else:

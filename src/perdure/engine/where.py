@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-_OWN: str = sys.modules["perdure"].__path__[0]
-_LIBRARY: str = sys.modules["asyncio"].__path__[0].removesuffix("asyncio")
+from perdure.codec.exceptions import FOREIGN_FILES
+
 _THREAD_BRIDGES = frozenset({"run_sync_in_worker_thread", "run_sync", "to_thread"})
 
 
@@ -23,8 +23,7 @@ def user_frame() -> str | None:
 
 
 def _is_user(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return not name.startswith((_OWN, _LIBRARY, "<frozen"))
+    return not frame.f_code.co_filename.startswith(FOREIGN_FILES)
 
 
 def _told(frame: FrameType) -> str:

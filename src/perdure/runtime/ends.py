@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from perdure.codec import pack
+from perdure.codec import pack, told_exception
 from perdure.engine.calls import Cancelled, ChildAsk
 from perdure.engine.chapters import Completed, Failed, NextChapter, WasCancelled
 from perdure.errors import PerdureBug
@@ -19,7 +19,9 @@ from perdure.store.protocol import Change, Status
 if TYPE_CHECKING:
     from perdure.runtime.turn import Turns
 
-log = logging.getLogger("perdure")
+log = logging.getLogger("perdure.runs")
+
+LOGGED_CHARACTERS_MAX = 500
 
 
 class Ends:
@@ -63,6 +65,8 @@ class Ends:
     def _finish(self, live: LiveRun, status: Status, event: Callable[[bytes], e.Event], raw: bytes) -> None:
         self._turns.performer.drop(live)
         self._turns.sections.drop(live)
+        if status is Status.FAILED:
+            log.warning("run %s failed: %s", live.run_id, " ".join(told_exception(raw).split())[:LOGGED_CHARACTERS_MAX])
         output = pack(raw, live.execution.memo)
         live.record(event(output.digest), output=None if status is Status.CANCELLED else output)
         live.change = Change(

@@ -12,7 +12,7 @@ import msgspec
 
 from perdure.codec import Memo, Packed, pack, unpack
 from perdure.codec.packing import QUOTABLE_MAX, QUOTED_MIN
-from perdure.engine.calls import WaitingSet
+from perdure.engine.calls import Key, WaitingSet
 from perdure.engine.chapters import Beginning
 from perdure.engine.execution import Execution
 from perdure.engine.known import Known
@@ -128,6 +128,13 @@ class Past:
         digest = getattr(self.events[index], "input", None)
         return unpack(digest, None, self._fetch) if digest else None
 
+    def _input_of(self, key: Key) -> bytes | None:
+        """The arguments of a call, if they were kept."""
+        for index, event in enumerate(self.events):
+            if isinstance(event, e.Keyed) and event.key == key and getattr(event, "input", None):
+                return self.input(index) if getattr(event, "kept", True) else None
+        return None
+
     def beginning(self) -> Beginning:
         first = self.events[0]
         raw = self.input(0) or b"{}"
@@ -155,6 +162,7 @@ class Past:
     def replay(self, execution: Execution) -> None:
         """Deliver every recorded outcome, in the order of the history."""
         execution.is_replaying = True
+        execution.claims.input_of, without = self._input_of, execution.claims.input_of
         execution.outcomes_left = sum(event.is_outcome for event in self.events)
         rows, deliver = self.stored.rows, execution.deliver
         with execution.loop.entered():
@@ -164,6 +172,7 @@ class Past:
                     row = rows[index]
                     deliver(event, row.at, row.output if row.output is not None else self.output(index))
         execution.finish_replay()
+        execution.claims.input_of = without  # the past need not stay in memory
         self._teach(execution.memo)
 
     def _teach(self, memo: Memo) -> None:

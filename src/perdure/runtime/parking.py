@@ -14,7 +14,7 @@ from perdure.store.protocol import Change, Status, Wakes
 if TYPE_CHECKING:
     from perdure.runtime.turn import Turns
 
-log = logging.getLogger("perdure")
+log = logging.getLogger("perdure.runs")
 
 
 class Parking:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from perdure.errors import StoreError
 from perdure.store.protocol import Status
 from perdure.store.sqlite.commit import QUERIES
+from perdure.store.sqlite.connect import translated
 from perdure.store.sqlite.reading import Readers
 
 HEADS_PER_READ = 1000
@@ -42,11 +43,17 @@ def backup(readers: Readers, target: str, progress: Callable[[int, int], None] |
     """Copy one snapshot, in steps, to a file that gets its name when it is complete."""
     if os.path.exists(target):
         raise StoreError(f"{target}: there is a file already; name another for the backup")
+    folder = os.path.dirname(target) or "."
+    if not os.path.isdir(folder):
+        raise StoreError(f"{target}: there is no folder {folder}; create it, or name another path")
     unfinished = f"{target}.unfinished"
     if os.path.exists(unfinished):
         os.unlink(unfinished)
     try:
-        _copy(readers, unfinished, progress)
+        try:
+            _copy(readers, unfinished, progress)
+        except sqlite3.Error as error:
+            raise translated(error, target) from error
         os.replace(unfinished, target)
     finally:
         if os.path.exists(unfinished):

@@ -5,13 +5,37 @@ from __future__ import annotations
 import os
 import sqlite3
 
-from perdure.errors import StoreFormatError, StoreUnsupportedError
+from perdure.errors import StoreError, StoreFormatError, StoreUnsupportedError
 from perdure.store.sql import load_migrations
+from perdure.store.sqlite.connect import translated
 
 APPLICATION_ID = 0x70657264
 """The letters `perd`, in the file's header."""
 
 OLDEST_SQLITE = (3, 37, 0)
+
+
+def check_place(path: str) -> None:
+    """Refuse what cannot be or become a store, before anything is written beside it."""
+    if os.path.isdir(path):
+        raise StoreError(f"{path}: this is a folder; name a file in it, such as {os.path.join(path, 'perdure.db')}")
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise StoreError(f"{path}: there is no folder {folder}; create it, or name another path")
+    if os.path.exists(path) and not os.path.exists(f"{path}-turn"):  # whoever opened it as a store left that
+        _check_file(path)
+
+
+def _check_file(path: str) -> None:
+    quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    try:
+        connection = sqlite3.connect(f"file:{quoted}?mode=ro", uri=True)
+        try:
+            _version(connection, path)
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise translated(error, path) from error
 
 
 def prepare(connection: sqlite3.Connection, path: str) -> None:

@@ -31,7 +31,7 @@ from perdure.store.sqlite import care, forks, workers
 from perdure.store.sqlite.commit import QUERIES, Commit, append_alone
 from perdure.store.sqlite.locks import Liveness, check_disk, check_locks_hold
 from perdure.store.sqlite.reading import Readers
-from perdure.store.sqlite.schema import prepare
+from perdure.store.sqlite.schema import check_place, prepare
 from perdure.store.sqlite.turns import Turns
 from perdure.store.sqlite.workers import Known
 from perdure.store.sqlite.writer import Writer
@@ -53,6 +53,7 @@ class SqliteStore:
 
     def _open(self, busy_seconds: float) -> None:
         check_disk(self._path)
+        check_place(self._path)
         check_locks_hold(f"{self._path}-turn")
         self._readers = Readers(self._path, busy_seconds=busy_seconds)
         self._liveness = Liveness(f"{self._path}-workers")
