@@ -177,7 +177,57 @@ def test_found(rule: str, body: str) -> None:
     assert in_workflow(body) == [rule]
 
 
+NOT_RECORDED: dict[str, str] = {
+    "as an argument": "await fetch(fetch(q))",
+    "as a named argument": "await fetch(q, limit=add.call(1))",
+    "by a name": "page = fetch(q)\nawait add.call(page)",
+    "as the result": "return fetch(q)",
+    "as the result, by a name": "nap = perdure.sleep(1)\nreturn nap",
+}
+
+
+@pytest.mark.parametrize("body", NOT_RECORDED.values(), ids=NOT_RECORDED)
+def test_a_call_that_is_given_as_a_value(body: str) -> None:
+    assert in_workflow(body) == ["not-awaited"]
+
+
+def test_generators_and_lambdas() -> None:
+    text = """
+import perdure
+from perdure import step
+
+@perdure.workflow
+async def items():
+    yield 1
+
+@step(timeout=3)
+def parts():
+    yield from [1]
+
+ask = step(lambda q: q)
+more = perdure.workflow(version=2)(lambda: 1)
+
+@step
+def fine():
+    def inner():
+        yield 1
+    return list(inner())
+
+fine_too = sorted([3], key=lambda x: x)
+"""
+    found = [(finding.line, finding.rule, finding.message) for finding in lint_source(text)]
+    assert found == [
+        (6, "undeclarable", "A generator cannot be a workflow: declaring it raises."),
+        (10, "undeclarable", "A generator cannot be a step: declaring it raises."),
+        (13, "undeclarable", "A lambda cannot be a step: declaring it raises."),
+        (14, "undeclarable", "A lambda cannot be a workflow: declaring it raises."),
+    ]
+
+
 LEFT_ALONE: list[str] = [
+    "def later(q):\n    return fetch(q)\nreturn await later(q)",
+    "page = await fetch(q)\nawait fetch(page)",
+    "return await asyncio.gather(*[fetch(w) for w in q])",
     "perdure.now(); perdure.random(); perdure.uuid4()",
     "time.localtime(3); time.strftime('%Y', t); time.gmtime(3)",
     "datetime.fromisoformat(q); dt.datetime(2026, 1, 1)",

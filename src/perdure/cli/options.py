@@ -22,6 +22,14 @@ StoreOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TagOption = Annotated[list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", help="A tag; may be repeated.")]
+ProvideOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="app.py:FUNCTION",
+        help="Clients for perdure.use(): what this function returns, {Type: client}, or is a context manager around.",
+        show_default=False,
+    ),
+]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", show_default=False)]
 
 

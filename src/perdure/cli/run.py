@@ -17,11 +17,11 @@ from perdure.api.script import finished, start_or_attach
 from perdure.api.workflow import AnyWorkflow
 from perdure.cli.arguments import call_of
 from perdure.cli.exits import ExitCode, complain
-from perdure.cli.options import JsonOption, StoreOption, TagOption, any_store, seconds_from, tags_from
+from perdure.cli.options import JsonOption, ProvideOption, StoreOption, TagOption, any_store, seconds_from, tags_from
 from perdure.cli.outcome import outcome
 from perdure.cli.show import print_json, say
 from perdure.cli.stopping import run_until_stopped
-from perdure.cli.target import workflow_at
+from perdure.cli.target import provided, workflow_at
 from perdure.store import Store
 
 TargetArgument = Annotated[
@@ -48,6 +48,7 @@ def run(
     arg: ArgOption = None,
     id: IdOption = None,
     tag: TagOption = None,
+    provide: ProvideOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> ExitCode:
@@ -61,14 +62,19 @@ def run(
     tags = tags_from(tag)
     with any_store(store) as opened:
         return run_until_stopped(
-            lambda: _run(opened, call, known, id, tags, as_json=json), hint="the same command, or any worker, goes on"
+            lambda: _run(opened, call, known, id, tags, provide, as_json=json),
+            hint="the same command, or any worker, goes on",
         )
 
 
 async def _run(
-    store: Store, call: Call[Any], known: Sequence[AnyWorkflow], id: str | None, tags: dict[str, str], *, as_json: bool
-) -> ExitCode:
-    async with Runtime(store, workflows=known, adopt="own") as runtime:
+    store: Store, call: Call[Any], known: Sequence[AnyWorkflow], id: str | None, tags: dict[str, str],
+    provide: str | None, *, as_json: bool,
+) -> ExitCode:  # fmt: skip
+    async with (
+        provided(provide) as clients,
+        Runtime(store, workflows=known, adopt="own", provide=clients) as runtime,
+    ):
         run = await start_or_attach(runtime, store, call, id, tags=tags)
         if run.how != "started":
             complain(f"run {run.id} {'goes on' if run.how == 'attached' else await finished(run)}")

@@ -6,15 +6,17 @@ finds its neighbours, and it is the same module as in a program that imports it.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from perdure.api.script import with_children
 from perdure.api.workflow import AnyWorkflow, Step, SyncStep, SyncWorkflow, Workflow
@@ -77,6 +79,40 @@ def _named(module: ModuleType, name: str, known: list[AnyWorkflow]) -> AnyWorkfl
     if same:
         return max(same, key=_version)
     raise UnknownNameError("workflow", name, [workflow.name for workflow in known])
+
+
+# ── clients for perdure.use() ───────────────────────────────────────────────────────────────
+
+
+@contextlib.asynccontextmanager
+async def provided(target: str | None) -> AsyncGenerator[Mapping[type, Any]]:
+    """What the function at `target` provides, for as long as the block takes. CommandError if it cannot be had.
+
+    It returns a dict of types and their clients, or is a context manager around one; either may be async."""
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            clients: Any = {} if target is None else await _entered(_function_at(target)(), stack)
+        except CommandError:
+            raise
+        except Exception as error:
+            raise CommandError(f"{target} cannot provide: {_told(error)}") from error
+        yield clients
+
+
+async def _entered(made: Any, stack: contextlib.AsyncExitStack) -> Any:
+    if hasattr(made, "__aenter__"):
+        return await stack.enter_async_context(made)
+    if hasattr(made, "__enter__"):
+        return stack.enter_context(made)
+    return await made if inspect.isawaitable(made) else made
+
+
+def _function_at(target: str) -> Callable[[], Any]:
+    where, _, name = target.rpartition(":") if _has_name(target) else (target, "", "provide")
+    function = getattr(load(where), name, None)
+    if not callable(function):
+        raise CommandError(f"{where} has no function {name}; --provide names one that returns {{Type: client}}")
+    return cast("Callable[[], Any]", function)
 
 
 # ── loading ─────────────────────────────────────────────────────────────────────────────────

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+import logging
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
 from perdure.api.runtime import Worker
+from perdure.api.workflow import AnyWorkflow
 from perdure.cli.exits import ExitCode, Stopped, complain
-from perdure.cli.options import StoreOption, any_store, seconds_from
+from perdure.cli.options import ProvideOption, StoreOption, any_store, seconds_from
 from perdure.cli.stopping import run_until_stopped
-from perdure.cli.target import workflows_at
+from perdure.cli.target import provided, workflows_at
+from perdure.store import Store
+
+log = logging.getLogger("perdure")
 
 TargetsArgument = Annotated[
     list[str],
@@ -25,6 +31,7 @@ def worker(
     runs: Annotated[int, typer.Option(min=1, help="How many runs it holds in memory at most.")] = 1_000,
     steps: Annotated[int, typer.Option(min=1, help="How many steps it performs at once at most.")] = 1_000,
     threads: Annotated[int, typer.Option(min=1, help="How many of them in threads (`def` steps).")] = 32,
+    provide: ProvideOption = None,
     guard: Annotated[bool, typer.Option("--guard", help="Checked mode: workflow code that reaches out fails.")] = False,
     store: StoreOption = None,
 ) -> ExitCode:
@@ -34,20 +41,42 @@ def worker(
     them. So does every other worker on the store when this one is killed.
     """
     workflows = workflows_at(targets)
+    if not guard:  # checked mode does that itself
+        _lint(workflows)
     with any_store(store) as opened:
-        worker = Worker(
-            opened, workflows=workflows, lease=seconds_from(lease, option="--lease"), concurrent_runs=runs,
-            concurrent_steps=steps, threads=threads, guard=guard,
-        )  # fmt: skip
+        options = {
+            "workflows": workflows, "lease": seconds_from(lease, option="--lease"), "concurrent_runs": runs,
+            "concurrent_steps": steps, "threads": threads, "guard": guard,
+        }  # fmt: skip
         names = ", ".join(sorted(f"{workflow.name}/{workflow.spec.version}" for workflow in workflows))
+        greeting = f"worker serves {names} on {opened.url}"
+        unfinished: list[str] = []
         try:
-            run_until_stopped(lambda: _serve(worker, f"worker serves {names} on {opened.url}"))
+            run_until_stopped(lambda: _serve(opened, options, provide, greeting, unfinished))
         except Stopped:
-            complain("worker stopped" if worker.unfinished else "worker stopped; no run was in its hands")
+            complain("worker stopped" if unfinished else "worker stopped; no run was in its hands")
     return ExitCode.OK
 
 
-async def _serve(worker: Worker, greeting: str) -> None:
-    async with worker:
-        complain(greeting)
-        await asyncio.Event().wait()
+def _lint(workflows: Sequence[AnyWorkflow]) -> None:
+    """Who serves for long has the time to read the source first."""
+    from perdure.audit.lint import Severity, lint_function
+
+    for workflow in workflows:
+        for finding in lint_function(workflow.spec.function):
+            if finding.severity is not Severity.INFO:
+                log.warning("%s", finding)
+
+
+async def _serve(
+    store: Store, options: dict[str, Any], provide: str | None, greeting: str, unfinished: list[str]
+) -> None:
+    """Until it is cancelled; then `unfinished` names the runs that it leaves."""
+    async with provided(provide) as clients:
+        worker = Worker(store, provide=clients, **options)
+        try:
+            async with worker:
+                complain(greeting)
+                await asyncio.Event().wait()
+        finally:
+            unfinished += worker.unfinished

@@ -136,8 +136,8 @@ def _finding(hit: Hit, filename: str) -> Finding:
         rule.id,
         rule.says.format(**hit.found),
         rule.fix.format(**hit.found),
-        declared.function.name,
-        declared.first_line,
+        "" if declared is None else declared.function.name,
+        0 if declared is None else declared.first_line,
     )
 
 
@@ -185,6 +185,9 @@ and nothing is run, so it knows only what the file itself says. An *error* raise
 *warning* may; an *info* works, but perhaps not as meant. A comment on the line keeps a rule silent there:
 
     started = time.time()  # perdure: ignore[clock]
+
+`perdure worker` logs errors and warnings about its workflows when it starts; so does a `Runtime` in checked mode
+(`guard=True`). A plain `Runtime` does not take the time: reading a file costs some milliseconds.
 
 The examples below are lines of an async workflow; `fetch` is an `async def` step, `add` a `def` step.
 

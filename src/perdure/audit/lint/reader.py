@@ -20,6 +20,7 @@ from perdure.audit.lint.names import (
     Member,
     Scope,
     Value,
+    nodes_here,
     scope_of_function,
     scope_of_module,
 )
@@ -32,18 +33,40 @@ class Hit(NamedTuple):
 
     rule: str
     node: ast.AST
-    declared: Declared
+    declared: Declared | None
     found: dict[str, str]
 
 
 def read(tree: ast.Module) -> Iterator[Hit]:
     """All hits in a module."""
+    scope = scope_of_module(tree)
+    yield from _lambdas(tree, scope)
     decorated = [node.lineno for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and node.decorator_list]
-    for declared in _all_declared(tree.body, scope_of_module(tree), decorated):
+    for declared in _all_declared(tree.body, scope, decorated):
         if declared.kind is not None:
+            yield from _generator(declared, declared.kind)
             reader = Reader(declared)
             reader.read(declared)
             yield from reader.hits
+
+
+def _lambdas(tree: ast.Module, scope: Scope) -> Iterator[Hit]:
+    """`step(lambda ...)`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Lambda):
+            kind = scope.kind_of_decorator(node.func)
+            if kind is not None:
+                yield _undeclarable(node, None, "A lambda", kind, "Write `def name(...)`.")
+
+
+def _generator(declared: Declared, kind: str) -> Iterator[Hit]:
+    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes_here(declared.function.body)):
+        instead = f"Return a list, or call one {kind} per item."
+        yield _undeclarable(declared.function, declared, "A generator", kind, instead)
+
+
+def _undeclarable(node: ast.AST, declared: Declared | None, it: str, kind: str, instead: str) -> Hit:
+    return Hit("undeclarable", node, declared, {"it": it, "kind": kind, "instead": instead})
 
 
 def _all_declared(body: Sequence[ast.AST], scope: Scope, decorated: Sequence[int]) -> Iterator[Declared]:
@@ -70,11 +93,14 @@ class Reader(ast.NodeVisitor):
     scope: Scope = field(init=False)
     loops: int = 0
     """How many loops of the present function are around us."""
+    returns: set[ast.AST] = field(default_factory=set[ast.AST])
+    """Where the workflow itself returns."""
     hosted: set[Function] = field(default_factory=set[Function])
     """Functions that run elsewhere: given to perdure.section().run."""
 
     def __post_init__(self) -> None:
         self.scope = self.root.scope
+        self.returns = {node for node in nodes_here(self.root.function.body) if isinstance(node, ast.Return)}
 
     @property
     def in_workflow(self) -> bool:
@@ -151,6 +177,8 @@ class Reader(ast.NodeVisitor):
         if self.in_workflow:
             if why := misfit(node, declared.function):
                 self.hit("wrong-arguments", node, why)
+            for given in (*node.args, *(keyword.value for keyword in node.keywords)):
+                self._check_recorded(given)
         elif declared.kind == "effect" and not is_plain:
             self._misplaced(node, f"{declared.function.name}(), an effect,")
 
@@ -161,15 +189,29 @@ class Reader(ast.NodeVisitor):
     # ── what is dropped ─────────────────────────────────────────────────────────────────────
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        if self.in_workflow and self.root.is_async and isinstance(node.value, ast.Call):
-            meaning = self.scope.meaning(node.value.func)
-            if isinstance(meaning, Member) and meaning.of.kind is not None and meaning.name == "call":
-                self.hit("not-awaited", node, f"{meaning.of.function.name}.call(...)")
-            elif isinstance(meaning, Declared) and meaning.kind is not None and meaning.is_async:
-                self.hit("not-awaited", node, f"{meaning.function.name}(...)")
-            elif isinstance(meaning, str) and meaning in rules.AWAITED:
-                self.hit("not-awaited", node, f"{meaning}(...)")
+        self._check_awaited(node, node.value)
         self.generic_visit(node)
+
+    def visit_Return(self, node: ast.Return) -> None:
+        if node in self.returns and node.value is not None:
+            self._check_recorded(node.value)
+        self.generic_visit(node)
+
+    def _check_recorded(self, node: ast.expr) -> None:
+        """An argument or a result: a value, and not a call that somebody still has to await."""
+        _, binding = (self.scope.find(node.id) or (None, None)) if isinstance(node, ast.Name) else (None, None)
+        self._check_awaited(node, binding.expression if isinstance(binding, Value) else node)
+
+    def _check_awaited(self, node: ast.AST, value: ast.expr) -> None:
+        if not (self.in_workflow and self.root.is_async and isinstance(value, ast.Call)):
+            return
+        meaning = self.scope.meaning(value.func)
+        if isinstance(meaning, Member) and meaning.of.kind is not None and meaning.name == "call":
+            self.hit("not-awaited", node, f"{meaning.of.function.name}.call(...)")
+        elif isinstance(meaning, Declared) and meaning.kind is not None and meaning.is_async:
+            self.hit("not-awaited", node, f"{meaning.function.name}(...)")
+        elif isinstance(meaning, str) and meaning in rules.AWAITED:
+            self.hit("not-awaited", node, f"{meaning}(...)")
 
     # ── names and attributes ────────────────────────────────────────────────────────────────
 

@@ -113,6 +113,15 @@ _ALL = (
         "await fetch(q)",
     ),
     Rule(
+        "undeclarable",
+        "What cannot be a workflow or a step",
+        Severity.ERROR,
+        "{it} cannot be a {kind}: declaring it raises.",
+        "{instead}",
+        "ask = perdure.step(lambda q: q)",
+        "answer = await fetch(q)",
+    ),
+    Rule(
         "wrong-arguments",
         "Arguments that a step does not take",
         Severity.ERROR,
