@@ -34,6 +34,7 @@ from perdure.errors import (
 from perdure.history import events as e
 from perdure.runtime import load, mail
 from perdure.runtime.live import Standstill
+from perdure.runtime.unattended import end_by_force
 from perdure.specs import WorkflowSpec, is_whole, mapping, recordable, seconds
 from perdure.store.protocol import (
     Done,
@@ -49,6 +50,7 @@ from perdure.store.protocol import (
     Store,
     Write,
 )
+from perdure.store.rules import RETRY_AFTER_DEATH_SECONDS
 
 if TYPE_CHECKING:
     from perdure.api.inbox import InboxEntry
@@ -202,15 +204,23 @@ class Run(Generic[RESULT]):
     async def cancel(
         self, reason: str = "", *, force: bool = False
     ) -> Literal["requested", "cancelled", "completed", "failed"]:
-        """Ask the run to stop, and say what became of that: it had ended already as ..., or the request is recorded.
+        """Ask the run to stop, and say what became of that: it has ended as ..., or the request is recorded.
 
         The workflow sees asyncio.CancelledError at its next await and may clean up. `force` ends it without running any
-        more of its code."""
+        more of its code: at once if no worker has it just now, also where no worker knows its workflow."""
         try:
             await self._post("cancel", "", msgspec.json.encode(mail.ControlLetter(reason=reason, force=force)))
         except RunFinishedError:
             return cast('Literal["cancelled", "completed", "failed"]', str(await self.status()))
+        if force and await self._client._read(self._end_by_force):
+            self._client._endings.notify(self._info.rid)
+            self._client._mailed()
+            return "cancelled"
         return "requested"
+
+    def _end_by_force(self) -> bool:
+        now = self._client._clock.now()
+        return end_by_force(self._client._store, self.id, retry_after=RETRY_AFTER_DEATH_SECONDS, now=now)
 
     async def pause(self, by: str = "") -> None:
         """Start nothing new in this run until `resume()`; what is under way ends and is recorded."""

@@ -14,7 +14,8 @@ from typing import NamedTuple
 from perdure.api.client import when
 from perdure.clock import MICROSECONDS
 from perdure.history import events as e
-from perdure.store.protocol import Filter, Row, RunInfo, Status, Store
+from perdure.runtime import mail
+from perdure.store.protocol import CONTROL_KINDS, Filter, Mail, Row, RunInfo, Status, Store
 
 DUE_SECONDS_BEFORE_A_PERSON_HEARS = 60.0
 RUNS_PER_READ = 500
@@ -29,7 +30,7 @@ class InboxEntry:
 
     `hint` says what happened; `call` names the call that is stuck (`0.2/search#3`) if it is one, else the run as a
     whole is. `choices` are what `unblock` takes for this entry, and what each will do; none if the hint has the
-    way out.
+    way out. `pending`: what was decided already (`unblock --retry by ann`) and no worker has read so far.
     """
 
     run_id: str
@@ -40,6 +41,7 @@ class InboxEntry:
     hint: str
     call: str | None
     choices: Choices
+    pending: tuple[str, ...] = ()
 
 
 # ── what a person can choose ────────────────────────────────────────────────────────────────
@@ -102,8 +104,15 @@ def blocked(store: Store, info: RunInfo) -> list[InboxEntry]:
     """Of a run that is blocked: one entry for each thing that keeps the run."""
     standing = _standing_blocks(store.load(info.rid).rows)
     if not standing:  # parked by the store itself, which writes no events
-        return [_entry(info, e.RunBlocked(info.reason or "", info.hint or ""), info.updated_at)]
-    return [_entry(info, blocked, at) for blocked, at in standing]
+        standing = [(e.RunBlocked(info.reason or "", info.hint or ""), info.updated_at)]
+    letters = store.mail([info.rid])
+    return [_entry(info, blocked, at, letters) for blocked, at in standing]
+
+
+def pending(letters: Iterable[Mail], call: str | None = None) -> tuple[str, ...]:
+    """Decisions that lie in a run's mailbox: those about this call, if one is named, and about the whole."""
+    control = [letter for letter in letters if letter.kind in CONTROL_KINDS]
+    return tuple(mail.told(letter) for letter in control if call is None or mail.call_of(letter) in {"", call})
 
 
 def _standing_blocks(rows: Iterable[Row]) -> list[tuple[e.RunBlocked, int]]:
@@ -118,12 +127,13 @@ def _standing_blocks(rows: Iterable[Row]) -> list[tuple[e.RunBlocked, int]]:
     return list(standing.values())
 
 
-def _entry(info: RunInfo, blocked: e.RunBlocked, since: int) -> InboxEntry:
+def _entry(info: RunInfo, blocked: e.RunBlocked, since: int, letters: Iterable[Mail]) -> InboxEntry:
     reason = REASONS.get(blocked.reason, EVERYTHING)
     choices = reason.of_run if blocked.call is None else reason.of_call
     return InboxEntry(
-        info.run_id, info.workflow, info.version, blocked.reason, when(since), blocked.hint, blocked.call, choices
-    )
+        info.run_id, info.workflow, info.version, blocked.reason, when(since), blocked.hint, blocked.call, choices,
+        pending(letters, blocked.call),
+    )  # fmt: skip
 
 
 # ── runs that nobody can execute ────────────────────────────────────────────────────────────
@@ -132,26 +142,21 @@ def _entry(info: RunInfo, blocked: e.RunBlocked, since: int) -> InboxEntry:
 def _unserved(store: Store, now: int) -> Iterator[InboxEntry]:
     """Runs that are due for a while and that no live worker knows how to execute."""
     late = now - round(DUE_SECONDS_BEFORE_A_PERSON_HEARS * MICROSECONDS)
-    overdue = [
-        (info, info.due_at)
-        for info in _runs(store, Status.QUEUED, Status.RUNNING, Status.WAITING)
-        if info.owner is None and info.due_at is not None and info.due_at < late
-    ]
-    served = _served(store) if overdue else frozenset[str]()
-    for info, due_at in overdue:
-        if f"{info.workflow}/{info.version}" not in served:
-            blocked = e.RunBlocked("no_worker_for_version", _no_worker(info, served))
-            yield _entry(info, blocked, due_at)
+    served = _served(store)
+    for info in store.unserved(served=served, due_before=late):
+        blocked = e.RunBlocked("no_worker_for_version", _no_worker(info, served))
+        yield _entry(info, blocked, info.due_at or late, store.mail([info.rid]))
 
 
-def _served(store: Store) -> frozenset[str]:
-    """What live workers announce, as `name/version`."""
+def _served(store: Store) -> frozenset[tuple[str, int]]:
+    """What live workers announce: workflows and their versions."""
     lost = {worker for worker, _ in store.lost("")}
-    return frozenset(name for info in store.workers() if info.worker not in lost for name in info.workflows)
+    announced = [name for info in store.workers() if info.worker not in lost for name in info.workflows]
+    return frozenset((name, int(version)) for name, _, version in (each.rpartition("/") for each in announced))
 
 
-def _no_worker(info: RunInfo, served: frozenset[str]) -> str:
-    others = sorted(int(name.rpartition("/")[2]) for name in served if name.rpartition("/")[0] == info.workflow)
+def _no_worker(info: RunInfo, served: frozenset[tuple[str, int]]) -> str:
+    others = sorted(version for name, version in served if name == info.workflow)
     which = (
         f"live workers have version {', '.join(map(str, others))}" if others else "no live worker knows that workflow"
     )

@@ -52,6 +52,8 @@ def print_entries(entries: Iterable[InboxEntry]) -> None:
         for choice, what in entry.choices.items():
             option = "--value JSON" if choice == "value" else f"--{choice}"
             print(paragraph(what, " " * 18, f"    {option:<14}"))
+        for what in entry.pending:
+            print(paragraph(f"decided, and not read by a worker yet: {what}", "    "))
         print()
 
 
@@ -59,6 +61,7 @@ def _json(entry: InboxEntry) -> dict[str, Any]:
     return {
         "run": entry.run_id, "workflow": entry.workflow, "version": entry.version, "reason": entry.reason,
         "since": entry.since.isoformat(), "hint": entry.hint, "call": entry.call, "choices": dict(entry.choices),
+        "pending": list(entry.pending),
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from perdure.api.client import Client, HistoryEvent, Run, RunSummary, when
-from perdure.api.inbox import blocked
+from perdure.api.inbox import blocked, pending
 from perdure.audit.timeline import Moment, timeline
 from perdure.audit.waits import is_held, waits
 from perdure.cli.arguments import plain_value
@@ -111,8 +111,11 @@ def show(
                 for w in waits(opened, info)
             ]
             print_json(
-                {"run": summary_json(summary), "waits": waiting, "events": [event_json(event) for event in history]}
-            )
+                {
+                    "run": summary_json(summary), "waits": waiting, "pending": list(pending(opened.mail([info.rid]))),
+                    "events": [event_json(event) for event in history],
+                }
+            )  # fmt: skip
         else:
             say(f"run {run}: {summary.workflow} version {summary.version}, {_status(summary, dict(opened.lost('')))}")
             _print_timeline(timeline(opened, info.rid), all_moments=all, hint=info.hint or "")
@@ -126,6 +129,8 @@ def _print_waits(store: Store, info: RunInfo) -> None:
         print()
         print_entries(blocked(store, info))
         return
+    for what in pending(store.mail([info.rid])):
+        say(f"sent, and not read by a worker yet: {what}")
     waiting_for = waits_line(store, info.run_id)
     if waiting_for:
         say(f"waits for {waiting_for}")
@@ -225,6 +230,8 @@ def cancel(
     with existing_store(store) as opened:
         how = asyncio.run(act_on(opened, run, lambda handle: handle.cancel(reason, force=force)))
     sentence = f"asked run {run} to stop" if how == "requested" else f"run {run} had {_ended(how)} before"
+    if force and how == "cancelled":
+        sentence = f"run {run} is cancelled"
     tell(sentence, {"run": run, "cancel": how}, as_json=json)
     return ExitCode.OK if how in {"requested", "cancelled"} else ExitCode.CONFLICT
 

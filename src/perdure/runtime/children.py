@@ -101,9 +101,7 @@ class Children:
     def tell(self, live: LiveRun, run_ids: Iterable[str]) -> None:
         """Cancel these child runs, in the same commit."""
         for run_id in run_ids:
-            live.letters.append(
-                mail.letter(run_id, "cancel", body=b'{"reason":"the parent cancelled it"}', now=self._turns.clock.now())
-            )
+            live.letters.append(mail.from_parent(run_id, now=self._turns.clock.now()))
             live.then.append(self._turns.on_letters)
 
     def left(self, live: LiveRun) -> list[str]:

@@ -25,6 +25,7 @@ from perdure.runtime.turn import Turns
 from perdure.runtime.writer import Writer
 from perdure.specs import WorkflowSpec
 from perdure.store.protocol import FINAL, Filter, NewRun, RunInfo, Status, Store
+from perdure.store.rules import RETRY_AFTER_DEATH_SECONDS
 
 log = logging.getLogger("perdure")
 
@@ -32,6 +33,7 @@ POLL_SECONDS = 0.04
 POLLS_BETWEEN_FULL_LOOKS = 25
 CLAIMS_AT_ONCE_MAX = 100
 SILENCE_AFTER_LEASE_SECONDS = 0.5
+OWN_BEFORE_SWEEP = 100
 SHUTDOWN_SECONDS_MAX = 1.5
 
 
@@ -45,7 +47,7 @@ class Options(msgspec.Struct, frozen=True):
     runs_max: int = 1_000
     steps_max: int = 1_000
     threads_max: int = 32
-    retry_after_death_seconds: tuple[float, ...] = (0.0, 10.0, 60.0)
+    retry_after_death_seconds: tuple[float, ...] = RETRY_AFTER_DEATH_SECONDS
     adopt: Literal["all", "own", "none"] = "all"
     provided: Mapping[type, Any] = msgspec.field(default_factory=dict[type, Any])
     compare_all_inputs: bool = False
@@ -90,6 +92,7 @@ class Host:
         self.catalog = catalog_of(workflows)
         self.known = frozenset(self.catalog)
         self.own: set[str] = set()
+        self._own_max = OWN_BEFORE_SWEEP
         self._loop = asyncio.get_running_loop()
         self._kick_is_scheduled = False
         self._alarm: Alarm | None = None
@@ -187,8 +190,9 @@ class Host:
         room = min(CLAIMS_AT_ONCE_MAX, self._room())
         claims = []
         if room > 0 and not self.turns.is_stopping:
-            only = None if self.options.adopt == "all" else frozenset(self.own)
-            claims = self.store.claim(self.worker, now=self.clock.now(), limit=room, known=self.known, only=only)
+            claims = self.store.claim(
+                self.worker, now=self.clock.now(), limit=room, known=self.known, only=self._only()
+            )
         for claim in claims:
             self.turns.admit(claim)
         self.turns.take_mail(self.store.mail(owner=self.worker))
@@ -196,8 +200,19 @@ class Host:
             self.kick()
         self._set_alarm()
 
+    def _only(self) -> frozenset[str] | None:
+        """The ids of the runs that are continued here; None for all. Those that have ended are forgotten when as many
+        again have come."""
+        if self.options.adopt == "all":
+            return None
+        if len(self.own) >= self._own_max:
+            found = [self.store.find(run_id) for run_id in self.own]
+            self.own = {info.run_id for info in found if info is not None and not info.status.is_final}
+            self._own_max = max(OWN_BEFORE_SWEEP, 2 * len(self.own))
+        return frozenset(self.own)
+
     def _set_alarm(self) -> None:
-        due = self.store.next_due(known=self.known)
+        due = self.store.next_due(known=self.known, only=self._only())
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None

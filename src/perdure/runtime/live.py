@@ -91,6 +91,7 @@ class LiveRun:
         "is_paused",
         "is_slow",
         "is_suspect",
+        "is_to_reload",
         "last_at",
         "lazy",
         "length",
@@ -137,6 +138,7 @@ class LiveRun:
         self.unperformed: list[Sequence[Command]] = []
         self.state_written: bytes | None = info.state
         self.is_suspect = False
+        self.is_to_reload = False
         self.is_slow = False
         self.is_in_turn = False
         self.deferred: list[Callable[[], None]] = []

@@ -55,6 +55,23 @@ def letter(run_id: str, kind: str, *, key: str = "", body: bytes = b"{}", now: i
     return Letter(os.urandom(16), run_id, kind, key, body, now)
 
 
+def from_parent(run_id: str, *, now: int) -> Letter:
+    """A child is told that its parent does not want it any more."""
+    return letter(run_id, "cancel", body=b'{"reason":"the parent cancelled it"}', now=now)
+
+
+def told(mail: Mail) -> str:
+    """What a control letter asks for, in words: `unblock --retry by ann`."""
+    body = msgspec.json.decode(mail.body, type=ControlLetter)
+    what = mail.kind + (" --force" if body.force else "") + (f" --{body.choice}" if body.choice else "")
+    return what + (f" of {body.call}" if body.call else "") + (f" by {body.by}" if body.by else "")
+
+
+def call_of(mail: Mail) -> str:
+    """The label of the call that a control letter is about; empty if it does not say."""
+    return msgspec.json.decode(mail.body, type=ControlLetter).call
+
+
 def ending(status: Status, raw: bytes) -> bytes:
     """What a run's watchers get when it ends."""
     return msgspec.json.encode(EndingLetter(str(status), msgspec.Raw(raw)))
@@ -209,7 +226,8 @@ def _unblock_run(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
     elif letter.choice == "retry":
         live.note_unblocked(unblocked)
         live.record(unblocked)
-        turns.parking.load_again(live)
+        live.change = turns.parking.change(live)
+        live.is_to_reload = True
     elif live.blocked is not None:
         hint = live.blocked.hint.removeprefix(NO_VALUE)
         turns.parking.block(live, msgspec.structs.replace(live.blocked, hint=NO_VALUE + hint))

@@ -136,7 +136,12 @@ class Parking:
         live.then.append(self._turns.on_letters)
 
     def load_again(self, live: LiveRun) -> None:
-        """Let go of a run so that it is loaded afresh, with the code as it is now."""
+        """Let go of a run so that it is loaded afresh, with the code as it is now; once what of it is under way has
+        ended, since that would begin a second time beside itself."""
+        if live.flights or self._turns.sections.is_busy(live):
+            if live.has_something_to_write:
+                self._turns.mark(live)
+            return
         live.change = Change(status=Status.QUEUED, reason="", hint="", release=True, due_at=self._turns.clock.now())
         self.leave(live)
 

@@ -407,6 +407,9 @@ class Turns:
             return
         if execution.notes:
             self.parking.heed(live)
+        if live.is_to_reload:
+            self.parking.load_again(live)
+            return
         if execution.failure is None and execution.ending is None:
             self._perform_all(live)
             if (

@@ -457,10 +457,10 @@ class MemoryStore:
         run.lost_owner = run.lost_how = None
         return claim
 
-    def next_due(self, *, known: frozenset[tuple[str, int]]) -> int | None:
+    def next_due(self, *, known: frozenset[tuple[str, int]], only: frozenset[str] | None = None) -> int | None:
         with self._shared.lock:
-            due = [run.info.due_at for _, run in self._claimable(known) if run.info.due_at is not None]
-            return min(due, default=None)
+            infos = [run.info for _, run in self._claimable(known) if only is None or run.info.run_id in only]
+            return min((info.due_at for info in infos if info.due_at is not None), default=None)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────
     def changed(self) -> bool:
@@ -511,6 +511,14 @@ class MemoryStore:
             chosen = [run for run in runs if rids is None or run.info.rid in rids]
             waiting = [letter.mail for run in chosen for letter in run.letters.values() if not letter.is_taken]
             return sorted(waiting)
+
+    def unserved(self, *, served: frozenset[tuple[str, int]], due_before: int) -> list[RunInfo]:
+        with self._shared.lock:
+            infos = [run.info for run in self._shared.runs.values() if run.info.owner is None]
+            return [
+                info for info in infos
+                if info.due_at is not None and info.due_at < due_before and (info.workflow, info.version) not in served
+            ]  # fmt: skip
 
     def runs(self, which: Filter) -> list[RunInfo]:
         with self._shared.lock:

@@ -374,7 +374,7 @@ class Store(Protocol):
         """
         ...
 
-    def next_due(self, *, known: frozenset[tuple[str, int]]) -> int | None:
+    def next_due(self, *, known: frozenset[tuple[str, int]], only: frozenset[str] | None = None) -> int | None:
         """The earliest `due_at` of an unowned run that `claim` could take, or None."""
         ...
 
@@ -411,6 +411,11 @@ class Store(Protocol):
         ...
 
     def runs(self, which: Filter) -> list[RunInfo]: ...
+
+    def unserved(self, *, served: frozenset[tuple[str, int]], due_before: int) -> list[RunInfo]:
+        """Runs that nobody owns although they are due since before then, of a (workflow, version) that is not `served`,
+        in any order. Takes as long as there are such runs, however many others there are."""
+        ...
 
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:

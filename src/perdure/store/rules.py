@@ -13,6 +13,9 @@ from typing import NamedTuple
 from perdure.errors import PerdureBug
 from perdure.store.protocol import CONTROL_KINDS, Append, Change, NewRun, Row, Status, Wakes, Write
 
+RETRY_AFTER_DEATH_SECONDS = (0.0, 10.0, 60.0)
+"""How long a run waits after a death of its worker without progress: the first, the second, the last."""
+
 CRASH_LOOP = "crash_loop"
 CRASH_LOOP_HINT = "each process that worked on it alone died without progress; fix the cause, then unblock the run"
 

@@ -148,8 +148,11 @@ class CrashingStore:
     def lost(self, me: str) -> list[tuple[str, bool]]:
         return self._living(lambda: self.inner.lost(me))
 
-    def next_due(self, *, known: frozenset[tuple[str, int]]) -> int | None:
-        return self._living(lambda: self.inner.next_due(known=known))
+    def next_due(self, *, known: frozenset[tuple[str, int]], only: frozenset[str] | None = None) -> int | None:
+        return self._living(lambda: self.inner.next_due(known=known, only=only))
+
+    def unserved(self, *, served: frozenset[tuple[str, int]], due_before: int) -> list[RunInfo]:
+        return self._living(lambda: self.inner.unserved(served=served, due_before=due_before))
 
     def changed(self) -> bool:
         return self._living(self.inner.changed)

@@ -177,6 +177,18 @@ class Readers:
         with self.connection() as connection:
             return [run_info(row) for row in connection.execute(query, {**values, "limit": which.limit})]
 
+    def unserved(self, served: frozenset[tuple[str, int]], due_before: int) -> list[RunInfo]:
+        """From kind to kind of what is nobody's, by the index; of those that are served no run is looked at."""
+        found: list[RunInfo] = []
+        with self.snapshot() as connection:
+            kind = connection.execute(QUERIES["unowned_kind_after"], ("", 0)).fetchone()
+            while kind is not None:
+                if kind not in served:
+                    rows = connection.execute(QUERIES["overdue_of_kind"], (*kind, due_before))
+                    found += map(run_info, rows)
+                kind = connection.execute(QUERIES["unowned_kind_after"], kind).fetchone()
+        return found
+
     def workers(self) -> list[WorkerInfo]:
         return [worker_info(row) for row in self.all("all_workers")]
 

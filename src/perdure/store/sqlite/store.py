@@ -203,10 +203,10 @@ class SqliteStore:
                 claims.append(claim)
             return claims
 
-    def next_due(self, *, known: Known) -> int | None:
+    def next_due(self, *, known: Known, only: frozenset[str] | None = None) -> int | None:
         self._check_usable()
         with self._readers.snapshot() as connection:
-            return workers.first_due(connection, known)
+            return workers.first_due(connection, known, only)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────
     def changed(self) -> bool:
@@ -232,6 +232,10 @@ class SqliteStore:
     def mail(self, rids: Sequence[int] | None = None, *, owner: str | None = None) -> list[Mail]:
         self._check_usable()
         return self._readers.mail(rids, owner)
+
+    def unserved(self, *, served: Known, due_before: int) -> list[RunInfo]:
+        self._check_usable()
+        return self._readers.unserved(served, due_before)
 
     def runs(self, which: Filter) -> list[RunInfo]:
         self._check_usable()

@@ -13,6 +13,7 @@ from perdure.store.rules import Death
 from perdure.store.sqlite.commit import QUERIES, is_quiet
 from perdure.store.sqlite.rows import RUN_COLUMNS, run_info
 
+FOR_EVER = (1 << 63) - 1
 Known = frozenset[tuple[str, int]]
 
 
@@ -130,6 +131,8 @@ def claim_run(connection: sqlite3.Connection, rid: int, worker: str, now: int) -
     return claim, length
 
 
-def first_due(connection: sqlite3.Connection, known: Known) -> int | None:
+def first_due(connection: sqlite3.Connection, known: Known, only: frozenset[str] | None) -> int | None:
+    if only is not None:
+        return min((due.due_at for due in _due_by_id(connection, FOR_EVER, known, only)), default=None)
     firsts = [connection.execute(QUERIES["first_due"], pair).fetchone()[0] for pair in known]
     return min((first for first in firsts if first is not None), default=None)

@@ -60,6 +60,25 @@ class WorkerPromises(StoreCase):
         assert self.store.next_due(known=KNOWN) == 40
         assert self.store.next_due(known=frozenset({("agent", 1), ("agent", 2)})) == 30
         assert self.store.next_due(known=frozenset({("agent", 3)})) is None
+        own = frozenset({"c", "nobody"})
+        assert self.store.next_due(known=frozenset({("agent", 1), ("agent", 2)}), only=own) == 30
+        assert self.store.next_due(known=KNOWN, only=own) is None
+
+    def test_what_no_worker_serves_is_found(self) -> None:
+        """Due before then, nobody's, and of no workflow and version that is served."""
+        for run_id, workflow, version, due_at in (
+            ("a", "agent", 1, 10), ("b", "agent", 2, 10), ("c", "agent", 2, 50), ("d", "other", 1, 10),
+            ("e", "other", 1, None), ("f", "other", 2, 49),
+        ):  # fmt: skip
+            self.done(new_run(run_id, workflow=workflow, version=version, due_at=due_at))
+        self.start("owned", workflow="other")
+
+        def unserved(*served: tuple[str, int]) -> list[str]:
+            return sorted(info.run_id for info in self.store.unserved(served=frozenset(served), due_before=50))
+
+        assert unserved() == ["a", "b", "d", "f"]
+        assert unserved(("agent", 1), ("other", 2)) == ["b", "d"]
+        assert unserved(("agent", 1), ("agent", 2), ("other", 1), ("other", 2)) == []
 
     def test_two_workers_never_claim_the_same_run(self) -> None:
         self.enter("v")

@@ -10,6 +10,16 @@ SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input
     due_at, parent_run_id, tags, chapter_seq, waiting, state
 FROM runs WHERE rid = ?;
 
+-- name: unowned_kind_after
+SELECT workflow, version FROM runs
+WHERE owner IS NULL AND due_at IS NOT NULL AND (workflow, version) > (?, ?)
+ORDER BY workflow, version LIMIT 1;
+
+-- name: overdue_of_kind
+SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input_digest, created_at, updated_at,
+    due_at, parent_run_id, tags, chapter_seq, waiting, state
+FROM runs WHERE workflow = ? AND version = ? AND owner IS NULL AND due_at IS NOT NULL AND due_at < ?;
+
 -- name: list_runs
 SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input_digest, created_at, updated_at,
     due_at, parent_run_id, tags, chapter_seq, waiting, state

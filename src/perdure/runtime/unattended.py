@@ -1,0 +1,64 @@
+"""What is done to a run that nobody holds, from its history alone: none of its code runs, nobody need know it.
+
+By compare-and-set on the epoch: a worker that claims the run in the same moment wins, and finds the letter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from perdure.history import events as e
+from perdure.history.chain import link
+from perdure.runtime import mail
+from perdure.store.protocol import Append, Change, Done, Moved, Outcome, Row, RunInfo, Status, Store
+
+TRIES = 5
+
+
+def end_by_force(store: Store, run_id: str, *, retry_after: tuple[float, ...], now: int) -> bool:
+    """End a run as cancelled, if no living worker has it. False: one has, or it is at its end already.
+
+    HistoryCorruptError if its history cannot be read: which children it leaves behind is then not known."""
+    for _ in range(TRIES):
+        info = store.find(run_id)
+        if info is None or info.status.is_final:
+            return False
+        if info.owner is None:
+            outcome = _end(store, info, now)
+            if isinstance(outcome, Done):
+                return True
+            if not isinstance(outcome, Moved):
+                return False
+        elif (info.owner, True) in store.lost(""):
+            store.take_over(info.owner, proven=True, retry_after=retry_after)
+        else:
+            return False
+    return False
+
+
+def _end(store: Store, info: RunInfo, now: int) -> Outcome:
+    rows = store.load(info.rid).rows
+    last = rows[-1]
+    at, envelope = max(now, last.at), e.encode(e.RunCancelled(forced=True))
+    row = Row(last.seq + 1, at, "run.cancelled", envelope, None, None, link(last.hash, last.seq + 1, at, envelope))
+    change = Change(
+        status=Status.CANCELLED, reason="", hint="", waiting=b"", release=True,
+        ending=mail.ending(Status.CANCELLED, mail.CANCELLED),
+    )  # fmt: skip
+    letters = tuple(mail.from_parent(child, now=now) for child in _children_left(rows))
+    append = Append(os.urandom(16), info.rid, info.epoch, row.seq, (row,), change=change, letters=letters)
+    return store.commit([append])[0]
+
+
+def _children_left(rows: Iterable[Row]) -> list[str]:
+    """Ids of child runs that are not to outlive this one."""
+    left: dict[tuple[str, int], str] = {}
+    for row in rows:
+        if row.kind in {"child.started", "child.ended"}:
+            event = e.decode(row.envelope)
+            if isinstance(event, e.ChildStarted) and event.on_cancel == "wait":
+                left[event.key] = event.run_id
+            elif isinstance(event, e.ChildEnded) and left.get(event.key) == event.run_id:
+                del left[event.key]
+    return list(dict.fromkeys(left.values()))
