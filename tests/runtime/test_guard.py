@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import cProfile
 import datetime as dt
+import functools
 import gc
 import importlib
 import linecache
@@ -34,7 +35,9 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from tests.engine.driving import Driver
 
+from perdure import workflow
 from perdure.errors import GuardError
 from perdure.runtime import guard
 from perdure.runtime.guard import checking, unchecked
@@ -142,6 +145,44 @@ def test_a_reach_for_the_outside_world(name: str, fix: str) -> None:
     assert message.startswith(f"{name}() "), message
     assert f", in workflow code ({__file__}:{line}): a replay would not give the same again. " in message
     assert message.endswith(fix)
+
+
+HANDED_OVER: dict[str, tuple[Any, ...]] = {
+    "time.time": (time.time,),
+    "time.monotonic": (time.monotonic,),
+    "datetime.datetime.now": (dt.datetime.now,),
+    "os.urandom": (os.urandom, 8),
+    "uuid.uuid4": (uuid.uuid4,),
+    "random.random": (random.random,),
+    "random.randint": (random.randint, 1, 6),
+    "open": (open, os.devnull),
+    "os.stat": (os.stat, "/"),
+    "os.listdir": (os.listdir, "/"),
+    "time.sleep": (time.sleep, 0),
+    "a partial": (functools.partial(time.time),),
+    "a function": (lambda: time.time(),),
+}
+
+
+@workflow
+async def hands_over(name: str, way: str) -> None:
+    """After something harmless was called in the same place."""
+    for function, *args in ((len, "harmless"), (str.upper, "harmless"), HANDED_OVER[name]):
+        if way == "to_thread":
+            await asyncio.to_thread(function, *args)
+        else:
+            await asyncio.get_running_loop().run_in_executor(None, function, *args)
+
+
+@pytest.mark.parametrize("way", ["to_thread", "run_in_executor"])
+@pytest.mark.parametrize("name", HANDED_OVER)
+def test_what_is_handed_to_an_executor_is_the_workflow_s_call(name: str, way: str) -> None:
+    """A workflow's loop calls it at once, in the turn."""
+    noted: list[GuardError] = []
+    with checking(noted.append):
+        Driver(hands_over, name, way)
+    (error,) = noted
+    assert f"in workflow code ({__file__}:" in str(error)
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -30,6 +30,11 @@ running_loop = asyncio_events._get_running_loop  # pyright: ignore[reportPrivate
 _set_running_loop = asyncio_events._set_running_loop  # pyright: ignore[reportPrivateUsage]
 
 
+def inline(function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """What workflow code handed to an executor is called here: so it can be seen that it is that code's call."""
+    return function(*args)
+
+
 class LoopFuture(asyncio.Future[Any]):
     """A future whose hash is its ordinal on its loop."""
 
@@ -377,7 +382,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         """Executed at once, in this thread: deterministic, and what agent frameworks need for their sync functions."""
         future = self.create_future()
         try:
-            result = func(*args)
+            result = inline(func, args)
         except KeyboardInterrupt:
             raise
         except BaseException as error:

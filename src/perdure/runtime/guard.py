@@ -9,15 +9,18 @@ On a hit the stack decides who is responsible: the nearest frame that is not the
 the call is ours. Nothing is held against code that runs only by the way: imports, logging, warnings, tracebacks,
 debuggers, finalizers, the collector's callbacks.
 
-What it cannot see: calls from C into C (`functools.partial(time.time)()`), the environment, the local time zone, the
-order of a set, other packages' own clocks and generators of random numbers (numpy), writing to what is open already.
+What it cannot see: calls from C into C (`functools.partial(time.time)()`, `list(map(os.urandom, sizes))`; but what is
+handed to an executor is looked at), the environment, the local time zone, the order of a set, other packages' own
+clocks and generators of random numbers (numpy), writing to what is open already.
 An audit hook cannot be taken out again: it costs the process a sixth of a microsecond per audit event.
 """
 
 from __future__ import annotations
 
 import _thread
+import contextvars
 import datetime as dt
+import functools
 import gc
 import os
 import random
@@ -31,6 +34,7 @@ from contextlib import AbstractContextManager
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from perdure.engine.loop import DeterministicLoop, inline
 from perdure.errors import GuardError
 
 Note = Callable[[GuardError], None]
@@ -139,6 +143,9 @@ BY_THE_WAY = frozenset(
 # ── who is responsible ──────────────────────────────────────────────────────────────────────
 
 
+_INLINE = (inline.__code__, DeterministicLoop.run_in_executor.__code__)
+"""How a workflow's loop calls what was handed to an executor: on behalf of whoever did that."""
+
 THREAD_WRAPPERS = "perdure.runtime.inherit"
 """What stands around Thread.start and submit, for hosted code: neither the caller nor the called."""
 
@@ -159,7 +166,7 @@ def _is_by_the_way(frame: FrameType) -> bool:
 
 def _frames(frame: FrameType | None, base: FrameType) -> Iterator[FrameType]:
     while frame is not None:
-        if frame.f_globals.get("__name__") != THREAD_WRAPPERS:
+        if frame.f_globals.get("__name__") != THREAD_WRAPPERS and frame.f_code not in _INLINE:
             yield frame
         if frame is base:
             return
@@ -256,6 +263,29 @@ def _seeds_itself(frame: FrameType) -> bool:
     return frame.f_locals.get("a") is None
 
 
+def _look_into(frame: FrameType) -> None:
+    """A function has begun whose arguments tell what it will reach for."""
+    if frame.f_code is _SEED_CODE:
+        if _seeds_itself(frame):
+            _hit("random.seed", _RANDOM, frame)
+        return
+    function = _innermost(frame.f_locals["function"])
+    if isinstance(function, types.BuiltinFunctionType) and function in CALLS:
+        _hit(_name_of(function), CALLS[function], frame)
+
+
+def _innermost(function: Any) -> Any:
+    """What is called in the end: `asyncio.to_thread` wraps it twice, and C calls C then, which nobody sees."""
+    while isinstance(function, functools.partial):
+        inner: Any = function.func  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        is_run = isinstance(getattr(inner, "__self__", None), contextvars.Context) and function.args  # pyright: ignore[reportUnknownMemberType]
+        function = function.args[0] if is_run else inner  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    return function
+
+
+_LOOKED_INTO = (_SEED_CODE, inline.__code__)
+
+
 # ── seeing calls ────────────────────────────────────────────────────────────────────────────
 
 
@@ -263,8 +293,8 @@ def _profile(frame: FrameType, event: str, called: Any) -> None:
     if event == "c_call":
         if called in CALLS:
             _hit(_name_of(called), CALLS[called], frame)
-    elif event == "call" and frame.f_code is _SEED_CODE and _seeds_itself(frame):
-        _hit("random.seed", _RANDOM, frame)
+    elif event == "call" and frame.f_code in _LOOKED_INTO:
+        _look_into(frame)
 
 
 class _Profiling:
@@ -301,10 +331,8 @@ if sys.version_info >= (3, 12):
             return sys.monitoring.DISABLE  # whatever is called here is our own doing: never look at this place again
         return None
 
-    def _on_seed(_code: CodeType, _offset: int) -> None:
-        frame = _caller()
-        if _seeds_itself(frame):
-            _hit("random.seed", _RANDOM, frame)
+    def _on_start(_code: CodeType, _offset: int) -> None:
+        _look_into(_caller())
 
     class _Monitoring:
         """`sys.monitoring`, for the whole process while any thread is checked. It leaves profilers alone."""
@@ -331,8 +359,9 @@ if sys.version_info >= (3, 12):
                 if sys.monitoring.get_tool(tool) is None:
                     sys.monitoring.use_tool_id(tool, "perdure guard")
                     sys.monitoring.register_callback(tool, _events.CALL, _on_call)
-                    sys.monitoring.register_callback(tool, _events.PY_START, _on_seed)
-                    sys.monitoring.set_local_events(tool, _SEED_CODE, _events.PY_START)
+                    sys.monitoring.register_callback(tool, _events.PY_START, _on_start)
+                    for code in _LOOKED_INTO:
+                        sys.monitoring.set_local_events(tool, code, _events.PY_START)
                     cls.tool = tool
                     return True
             return False
