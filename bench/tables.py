@@ -50,7 +50,8 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
     "sleepers": (
         "{n} runs that wait",
         {
-            "kb_per_run": "kB each in the worker",
+            "kb_per_run": "kB each in the worker: the second n",
+            "first_kb_per_run": "the first n",
             "server_kb_per_run": "kB each in the server",
             "idle_cores": "cores while all wait",
             "parked_per_s": "parked per s",

@@ -1,8 +1,12 @@
-"""What ended is freed at once: neither a step nor a run leaves anything circular for the collector to find."""
+"""What ended is freed at once: neither a step nor a run leaves anything circular for the collector to find. A run that
+waits is not in memory at all."""
 
 import asyncio
+import collections
 import gc
 from pathlib import Path
+
+from tests.runtime.hosting import eventually, host_of
 
 import perdure
 
@@ -40,3 +44,32 @@ def test_neither_steps_nor_runs_leave_garbage(tmp_path: Path) -> None:
                 gc.enable()
 
     assert asyncio.run(main()) == []
+
+
+@perdure.workflow
+async def sleeper() -> None:
+    await double(1)
+    await perdure.sleep(days=1)
+
+
+def test_nothing_is_left_in_memory_of_a_run_that_waits(tmp_path: Path) -> None:
+    async def main() -> collections.Counter[str]:
+        async with perdure.Runtime(str(tmp_path / "runs.db"), workflows=[sleeper]) as runtime:
+
+            def all_left() -> bool:
+                host_of(runtime).release_idle()
+                return not host_of(runtime).turns.live
+
+            async def objects_with_more_parked(count: int) -> collections.Counter[str]:
+                for _ in range(count):
+                    await runtime.start(sleeper.call())
+                await eventually(all_left)
+                gc.collect()
+                return collections.Counter(type(thing).__name__ for thing in gc.get_objects())
+
+            await objects_with_more_parked(20)
+            fewer = await objects_with_more_parked(20)
+            return await objects_with_more_parked(200) - fewer
+
+    left = asyncio.run(main())
+    assert left.total() < 50, left
