@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from perdure.clock import MICROSECONDS
-from perdure.codec import Memo, pack
+from perdure.codec import Memo, digest, pack
+from perdure.codec.digests import SMALL_MAX
 from perdure.engine.calls import Ask, Key, Recorded, StepAsk, Waiting
 from perdure.specs import Drift
 
@@ -75,14 +76,21 @@ class Claims:
         if recorded.digest is None or (is_large and self._same_manifest and not self._compare_all_inputs):
             self._last_large = (raw, recorded.stored)
             return None
-        packed = ask.packed = pack(raw, self._memo)
-        if packed.blobs and packed.digest == recorded.stored:
-            self._memo.committed(packed)
-        if (ask.view or packed.digest) == recorded.digest:
+        given = self._digest_of(ask, recorded)
+        if (ask.view or given) == recorded.digest:
             return None
         if not self._same_manifest and spec.on_input_drift is Drift.ACCEPT:
             return None
         return self._other_input("arguments", recorded.digest, ask, raw)
+
+    def _digest_of(self, ask: StepAsk, recorded: Recorded) -> bytes:
+        """Of its input, which is stored already if it has not changed. Have the memo know what of it is."""
+        if len(ask.input) <= SMALL_MAX:  # it is in no blob
+            return digest(ask.input)
+        packed = ask.packed = pack(ask.input, self._memo)
+        if packed.blobs and packed.digest == recorded.stored:
+            self._memo.committed(packed)
+        return packed.digest
 
     def of_call(self, ask: Ask, input_digest: bytes | None, raw: bytes = b"") -> Difference | None:
         """Claim the entry of a call that is no step."""

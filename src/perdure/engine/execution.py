@@ -223,6 +223,8 @@ class Execution:
         ask = self.open.pop(event.key, None)
         if ask is not None:
             ask.future.ask = None  # they hold each other: no circle is left for the collector
+            if self.commands and self.commands[-1] is ask:  # replayed: it is answered before anybody looks
+                del self.commands[-1]
             return ask
         self.holding.discard(event.key)
         if event.is_in_section:
@@ -669,7 +671,7 @@ def _is_abandoned(ask: Ask) -> TypeGuard[ChildAsk]:
 
 
 def _codec_of(ask: Ask) -> ValueCodec:
-    if isinstance(ask, StepAsk | ChildAsk):
+    if isinstance(ask, (StepAsk, ChildAsk)):
         return ask.spec.result
     if isinstance(ask, SectionAsk):
         return ask.result

@@ -31,8 +31,7 @@ class Known(msgspec.Struct):
                 return
         match event:
             case e.StepCompleted() | e.StepFailed() | e.StepStarted():
-                if event.key not in self.recorded:
-                    self.recorded[event.key] = _recorded_step(event)
+                self.note_step(event)
             case e.AttemptFailed():
                 if not event.is_in_section:
                     self.recorded.setdefault(event.key, _recorded_step(event))
@@ -56,6 +55,13 @@ class Known(msgspec.Struct):
                 self.patches[event.patch] = event.answer
             case _:
                 pass
+
+
+    def note_step(self, event: e.StepCompleted | e.StepFailed | e.StepStarted) -> None:
+        """Take in that a step of the workflow's own is recorded, which is most of what a history holds."""
+        key = (event.task, event.n)
+        if key not in self.recorded:
+            self.recorded[key] = _recorded_step(event)
 
 
 def _recorded_step(event: e.StepStarted | e.StepCompleted | e.StepFailed | e.AttemptFailed) -> Recorded:

@@ -149,6 +149,9 @@ class Past:
         known = Known()
         note, rows = known.note, self.stored.rows
         for index, event in enumerate(self.events):
+            if type(event) is e.StepCompleted and ":" not in event.task:
+                known.note_step(event)
+                continue
             wants = isinstance(event, e.Heartbeat) or (isinstance(event, e.Keyed) and ":" in event.task)
             note(event, rows[index].at, self.output(index) if wants else None)
         return known
