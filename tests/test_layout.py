@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {ROOT, "api", "audit", "runtime", "store", "observe", "http"} | PURE_BELOW,
     "sync": {"api", "codec", "specs"},
     ROOT: {"api", "sync", "specs", "store"},
+    "__main__": {"cli"},
 }
 
 PURE = {"codec", "history", "ledger", "decisions", "gates", "engine", "contract"}

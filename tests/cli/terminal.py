@@ -19,7 +19,7 @@ from perdure.cli.app import app
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 SECONDS_MAX = 60.0
 
-PERDURE = [sys.executable, "-P", "-m", "perdure.cli"]
+PERDURE = [sys.executable, "-P", "-m", "perdure"]
 """What the installed command does: it does not look for modules in the working directory."""
 
 APP = '''

@@ -56,7 +56,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     """One in which `perdure` and `python` are those of the tests."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name, words in (("perdure", "-m perdure.cli"), ("python", "")):
+    for name, words in (("perdure", "-m perdure"), ("python", "")):
         program = folder / name
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
         program.chmod(0o755)

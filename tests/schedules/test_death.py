@@ -70,6 +70,12 @@ def test_a_step_that_kills_its_process_three_times_alone_is_a_crash_loop(world: 
     assert world.what() == ["kills"] * 3
     blocked = summary(world, "killer")
     assert (blocked.status, blocked.reason) == ("blocked", "crash_loop")
+
+    async def question(client: Client) -> str:
+        (entry,) = await client.inbox()
+        return entry.hint
+
+    assert ask(world, question).endswith("unblock the run. What was under way when the last one died: 0/kills#1")
     assert [happened.kind for happened in history(world, "killer")].count("run.taken_over") == 2
 
 

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from perdure.api.client import when
+from perdure.audit.waits import under_way
 from perdure.clock import MICROSECONDS
 from perdure.history import events as e
 from perdure.runtime import mail
@@ -102,9 +103,12 @@ def _runs(store: Store, *statuses: Status) -> Iterator[RunInfo]:
 
 def blocked(store: Store, info: RunInfo) -> list[InboxEntry]:
     """Of a run that is blocked: one entry for each thing that keeps the run."""
-    standing = _standing_blocks(store.load(info.rid).rows)
+    rows = store.load(info.rid).rows
+    standing = _standing_blocks(rows)
     if not standing:  # parked by the store itself, which writes no events
-        standing = [(e.RunBlocked(info.reason or "", info.hint or ""), info.updated_at)]
+        at_the_end = ", ".join(wait.call for wait in under_way(rows))
+        hint = (info.hint or "") + (f". What was under way when the last one died: {at_the_end}" if at_the_end else "")
+        standing = [(e.RunBlocked(info.reason or "", hint), info.updated_at)]
     letters = store.mail([info.rid])
     return [_entry(info, blocked, at, letters) for blocked, at in standing]
 

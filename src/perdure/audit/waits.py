@@ -36,7 +36,7 @@ def waits(store: Store, info: RunInfo) -> list[Wait]:
         return [Wait("", "somebody who resumes it")]
     held = is_held(info.status, info.owner, dict(store.lost("")))
     nobody = [] if held else [Wait("", "a worker" + (f", since {info.owner} is dead" if info.owner else ""))]
-    return [*nobody, *map(_of_waiting_set, _waiting_set(info)), *_under_way(store.load(info.rid).rows)]
+    return [*nobody, *map(_of_waiting_set, _waiting_set(info)), *under_way(store.load(info.rid).rows)]
 
 
 def is_held(status: Status, owner: str | None, lost: Container[str]) -> bool:
@@ -55,7 +55,7 @@ def _of_waiting_set(entry: Waiting) -> Wait:
     return Wait(f"{entry.task}/{entry.name}", "a timer", entry.deadline or None)
 
 
-def _under_way(rows: Iterable[Row]) -> Iterator[Wait]:
+def under_way(rows: Iterable[Row]) -> Iterator[Wait]:
     """Steps, children and sections that have begun and not ended."""
     begun: dict[tuple[str, int], Wait] = {}
     for row in rows:

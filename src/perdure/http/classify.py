@@ -239,7 +239,7 @@ _BUG = Rule(Kind.FINAL, Sent.UNKNOWN, "a bug in the step, or bad arguments")
 _GARBLED = Rule(Kind.RETRYABLE, Sent.UNKNOWN, "an answer that cannot be read")
 _SCHEMA = Rule(Kind.FINAL, Sent.UNKNOWN, "a value that does not fit its schema")
 _FILE = Rule(Kind.FINAL, Sent.UNKNOWN, "a file that is not there, or not ours")
-_STOP = Rule(Kind.FINAL, Sent.UNKNOWN, "the step asked the process to stop")
+_STOP = Rule(Kind.FINAL, Sent.UNKNOWN, "the step asked its process to stop: that ends the step, not the worker")
 _MISUSE = Rule(Kind.FINAL, Sent.UNKNOWN, "a wrong use of perdure")
 UNKNOWN = Rule(Kind.RETRYABLE, Sent.UNKNOWN, "not known to any rule")
 

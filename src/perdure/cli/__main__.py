@@ -1,5 +1,0 @@
-"""`python -m perdure.cli` is `perdure`."""
-
-from perdure.cli import main
-
-main()
