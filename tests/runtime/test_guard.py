@@ -167,7 +167,8 @@ HANDED_OVER: dict[str, tuple[Any, ...]] = {
 @workflow
 async def hands_over(name: str, way: str) -> None:
     """After something harmless was called in the same place."""
-    for function, *args in ((len, "harmless"), (str.upper, "harmless"), HANDED_OVER[name]):
+    calls: list[tuple[Any, ...]] = [(len, "harmless"), (str.upper, "harmless"), HANDED_OVER[name]]
+    for function, *args in calls:
         if way == "to_thread":
             await asyncio.to_thread(function, *args)
         else:

@@ -10,6 +10,7 @@ from tests.runtime.hosting import eventually, host_of, on_one_store, run_async
 import perdure
 from perdure import Client, RunCancelledError, Runtime, Status, workflow
 from perdure.api.inbox import pending
+from perdure.history import events as e
 from perdure.runtime.host import OWN_BEFORE_SWEEP
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Done, Fenced
@@ -71,7 +72,7 @@ def test_a_run_that_no_worker_has_ends_at_once_by_force(known: str) -> None:
             assert await there.cancel(force=True) == "cancelled"
             assert await there.status() is Status.CANCELLED
             last = (await there.history())[-1]
-            assert (last.kind, last.event) == ("run.cancelled", type(last.event)(forced=True))
+            assert last.event == e.RunCancelled(forced=True)
             with pytest.raises(RunCancelledError):
                 await there.result(timeout=20)
 
