@@ -365,7 +365,7 @@ def test_the_wait_for_a_started_child_gives_its_thread_back(tmp_path: Path, monk
             run = await runtime.start(waits_for_a_child.call(), id="parent")
             while (await run.summary()).reason != "child":
                 await asyncio.sleep(0.005)
-            assert not [t for t in threading.enumerate() if t.name.startswith("perdure-section")]
+            assert not [t for t in threading.enumerate() if t.name.startswith("perdure-section-parent")]
             await (await runtime.get("child")).send("never")
             assert await run.result(timeout=20) == "it came"
 

@@ -40,7 +40,7 @@ def patient() -> list[str]:
 
 
 def section_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("perdure-section")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("perdure-section-patient")]
 
 
 def test_a_waiting_thread_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

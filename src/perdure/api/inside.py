@@ -244,6 +244,8 @@ class Section:
     async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Host `function(*args)`: a `def` in a thread of its own, an `async def` on the program's loop. After a crash
         it runs again from its start, with every step it made answered from the record."""
+        if _journal() is not None:
+            raise UsageError(f"perdure.section({self.name!r}) in hosted code, which is in one already: just call it")
         execution = _execution("section")
         is_async = inspect.iscoroutinefunction(function)
         result = arguments_codec_for(function).result

@@ -307,6 +307,8 @@ class Host:
     def release_idle(self) -> None:
         """Let every run leave memory that only waits."""
         for live in list(self.turns.live.values()):
+            if self.turns.parking.is_kept_by_a_wait(live):
+                self.turns.sections.give_back(live)
             if self.turns.parking.may_leave(live):
                 self.turns.parking.release(live)
 
@@ -323,8 +325,11 @@ class Host:
         return (
             self.writer.is_idle
             and not self._kick_is_scheduled
-            and all(self.turns.parking.may_leave(live) for live in self.turns.live.values())
+            and all(map(self._only_waits, self.turns.live.values()))
         )
+
+    def _only_waits(self, live: LiveRun) -> bool:
+        return self.turns.parking.may_leave(live) or self.turns.parking.is_kept_by_a_wait(live)
 
     async def close(self) -> list[str]:
         """Stop: plain steps under way are cancelled (they run again elsewhere), what came in is written, every run is

@@ -7,13 +7,16 @@ and a job that it gives to a pool, run in a copy of the context in which they we
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import contextvars
+import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import thread as pool_threads
 from typing import Any
 
 from perdure.runtime.attempt import ATTEMPT, JOURNAL
+from perdure.runtime.journal import Unwound
 
 _start = threading.Thread.start
 _submit: Callable[..., Any] = concurrent.futures.ThreadPoolExecutor.submit
@@ -30,9 +33,14 @@ def _start_in_context(thread: threading.Thread) -> None:
     """threading.Thread.start. A pool's own threads outlive the code that made the pool busy: their jobs bring the
     context along, they do not."""
     if _is_hosted() and getattr(thread, "_target", None) is not _pool_worker:
-        context, run = contextvars.copy_context(), thread.run
-        thread.run = lambda: context.run(run)  # type: ignore[method-assign]
+        thread.run = functools.partial(_run, contextvars.copy_context(), thread.run)  # type: ignore[method-assign]
     _start(thread)
+
+
+def _run(context: contextvars.Context, run: Callable[[], None]) -> None:
+    """A thread that outlives its section ends at its next call, and that is no error to be told about."""
+    with contextlib.suppress(Unwound):
+        context.run(run)
 
 
 def _submit_in_context(pool: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

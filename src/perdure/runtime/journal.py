@@ -25,6 +25,7 @@ from perdure.codec import ValueCodec, arguments_codec_for, codec_for, dump_excep
 from perdure.codec.exceptions import message_of
 from perdure.engine.calls import CallFuture, ChildAsk, Key, SectionAsk, StepAsk
 from perdure.engine.chapters import ContinueAsNew, next_chapter
+from perdure.engine.execution import REFUSALS_MAX
 from perdure.engine.mailbox import unread
 from perdure.engine.randomness import drawn
 from perdure.errors import EncodeError, RunCancelledError, UsageError
@@ -136,6 +137,7 @@ class Journal:
         self.is_suspended = False
         self.outcome: Outcome | None = None
         self.thread = 0
+        self._refusals = 0
         self.next_look: asyncio.TimerHandle | None = None
         self.history: list[Happened] = list(history or ())
         if history is None:
@@ -170,7 +172,7 @@ class Journal:
     def arrive(self, request: Request) -> None:
         """Take a request in: answer it from the record, hold it, or perform it."""
         if self.is_over:
-            request.future.set_exception(Unwound(NO_CALL))
+            self._refuse(request.future)
             return
         self.last_activity = request.asked_at = self._loop.time()
         if request.arguments is not None:  # here and not where it was asked: the memo belongs to this thread
@@ -188,6 +190,13 @@ class Journal:
             self._serve(request, record)
         if not self.unused:
             self._release_held()
+
+    def _refuse(self, answer: concurrent.futures.Future[Any]) -> None:
+        """Code that swallows being unwound and asks again would spin: after so many times it is left without an
+        answer."""
+        self._refusals += 1
+        if self._refusals <= REFUSALS_MAX:
+            answer.set_exception(Unwound(NO_CALL))
 
     def _release_held(self) -> None:
         held, self.held = self.held, []
@@ -299,8 +308,9 @@ class Journal:
     @property
     def only_waits(self) -> bool:
         """Whether everybody in here waits for time, messages or children."""
-        waits = bool(self.requests) and not self.held and all(r.is_wait for r in self.requests.values())
-        return waits and all(map(self._is_waiting, self.participants))
+        waits = [request for request in self.requests.values() if request.waiting]  # a started child alone is no wait
+        only = bool(waits) and not self.held and all(r.is_wait for r in waits)
+        return only and all(map(self._is_waiting, self.participants))
 
     def deliver(self, event: e.Keyed, at: int, raw: bytes | None) -> None:
         """Something of this section is durable."""
@@ -383,6 +393,8 @@ class Journal:
         def told() -> None:
             try:
                 answer.set_result(self._if_open(ask))
+            except Unwound:
+                self._refuse(answer)
             except BaseException as error:
                 answer.set_exception(error)
 

@@ -66,8 +66,7 @@ class Sections:
             thread.start()
             if thread.ident is not None:
                 journal.participants[thread.ident] = 0
-                journal.thread = thread.ident
-            journal.next_look = self._loop.call_later(UNWIND_SECONDS, self._unwind_if_waiting, journal)
+            journal.next_look = self._loop.call_later(UNWIND_SECONDS, self._look, journal)
 
     async def _run_async(self, journal: Journal) -> None:
         ask = journal.ask
@@ -87,6 +86,7 @@ class Sections:
 
     def _run_in_thread(self, journal: Journal) -> None:
         ask = journal.ask
+        journal.thread = threading.get_ident()
         try:
             outcome = Outcome(ask.result.dumps(ask.function(*ask.args, **ask.kwargs)))
         except Unwound:
@@ -124,26 +124,33 @@ class Sections:
         self.turns.report(live, event, raw=raw, output=output, delivers=True)
 
     # ── long waits ───────────────────────────────────────────────────────────────────────────
-    def _unwind_if_waiting(self, journal: Journal) -> None:
-        """End the thread of a section that has done nothing but wait."""
-        if journal.is_closed or journal.is_suspended:
-            return
+    def _look(self, journal: Journal) -> None:
+        """Is this a section that has done nothing but wait?"""
+        if not (journal.is_closed or journal.is_suspended or self._unwind(journal, UNWIND_SECONDS)):
+            journal.next_look = self._loop.call_later(UNWIND_SECONDS / 4, self._look, journal)
+
+    def give_back(self, live: LiveRun) -> None:
+        """End the threads of hosted code that only waits, however short: the run is to leave memory."""
+        for journal in self._of(live):
+            if not (journal.ask.is_async or journal.is_over):
+                self._unwind(journal, 0)
+
+    def _unwind(self, journal: Journal, after_seconds: float) -> bool:
+        """End a thread that waits since so long, for all that it has asked for. False: it does more than that."""
         waits = [request for request in journal.requests.values() if request.waiting]
         now = self._loop.time()
-        if (
-            waits
-            and not journal.held
-            and all(r.is_wait and now - r.asked_at >= UNWIND_SECONDS for r in waits)
-            and len(journal.participants) == 1
-        ):
-            journal.is_suspended = True
-            for request in waits:
+        if journal.held or len(journal.participants) != 1 or not waits:
+            return False
+        if not all(r.is_wait and now - r.asked_at >= after_seconds for r in waits):
+            return False
+        journal.is_suspended = True
+        for request in journal.requests.values():
+            if not request.future.done():
                 request.future.set_exception(Unwound("waiting: this thread is given back"))
-            deadline = min((r.deadline for r in waits if r.deadline is not None), default=None)
-            if deadline is not None:
-                self.turns.clock.wake_at(deadline, lambda: self._host_again(journal))
-        else:
-            journal.next_look = self._loop.call_later(UNWIND_SECONDS / 4, self._unwind_if_waiting, journal)
+        deadline = min((r.deadline for r in waits if r.deadline is not None), default=None)
+        if deadline is not None:
+            self.turns.clock.wake_at(deadline, lambda: self._host_again(journal))
+        return True
 
     def _host_again(self, journal: Journal) -> None:
         """From its start, with a journal of its own: to the thread that is being unwound the old one stays closed."""
