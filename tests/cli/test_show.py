@@ -177,7 +177,7 @@ def test_a_timeline_tells_attempts_and_results(shop: Terminal) -> None:
     lines = told(shop, "completes")
     assert lines[0] == "completes version 1 started | {}"
     assert "patched('newer') is True" in lines
-    again = r"0\.1/flaky#1 \| failed, again at .* \| 1 \| _ \| Retryable: not yet \(test_show\.py:\d+ in flaky\)"
+    again = r"0\.1/flaky#1 \| failed, again at .* \| 1 \| _ \| Retryable at test_show\.py:\d+ in flaky: not yet"
     assert any(re.fullmatch(again, each) for each in lines)
     assert '0.1/flaky#1 | heartbeat | 3 | {"half":true}' in lines
     assert "0.1/flaky#1 | completed | 3 | _ | 1" in lines
@@ -188,7 +188,8 @@ def test_a_timeline_tells_attempts_and_results(shop: Terminal) -> None:
 
 def test_a_timeline_tells_of_children_chapters_and_sections(shop: Terminal) -> None:
     child = told(shop, "fails_in_a_child")
-    assert any(re.fullmatch(r"0/fails#1 \| child \S+ failed \| _ \| ValueError: .*", each) for each in child)
+    failed = r"0/fails#1 \| child \S+ failed \| _ \| ValueError at test_show\.py:\d+ in fails: .*"
+    assert any(re.fullmatch(failed, each) for each in child)
     assert not any("started" in each for each in child[1:]), "what was answered is not told twice"
     assert any(re.match(r"0/fails#1 \| child \S+ started", each) for each in told(shop, "fails_in_a_child", "--all"))
     chapters = told(shop, "has_chapters")

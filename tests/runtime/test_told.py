@@ -50,16 +50,16 @@ def test_a_failure_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.WARNING, "perdure"):
         asyncio.run(main())
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line == f"run r failed: Retryable: tea is sold out ({place(ends_badly)})"
+    assert line == f"run r failed: Retryable at {place(ends_badly)}: tea is sold out"
 
 
 @pytest.mark.parametrize(
     ("flow", "values"),
     [
-        (ends_badly, [f"Retryable: tea\nis sold out ({place(breaks)})"] * 2),
+        (ends_badly, [f"Retryable at {place(breaks)}: tea\nis sold out"] * 2),
         (
             ends_in_a_library,
-            [f"ValueError: invalid literal for int() with base 10: 'seven' ({place(breaks_in_a_library)})"],
+            [f"ValueError at {place(breaks_in_a_library)}: invalid literal for int() with base 10: 'seven'"],
         ),
     ],
 )

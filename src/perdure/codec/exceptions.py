@@ -83,13 +83,13 @@ class _Told(msgspec.Struct):
 
 
 def told_exception(raw: bytes) -> str:
-    """A recorded exception in words, with the place where it was raised.
+    """A recorded exception in words, with the place where it was raised: before the message, which may be long.
 
     >>> told_exception(dump_exception(ValueError("too old")))
     'ValueError: too old'
     """
     error = msgspec.json.decode(raw, type=_Told)
-    return error.type + (f": {error.message}" if error.message else "") + (f" ({error.at})" if error.at else "")
+    return error.type + (f" at {error.at}" if error.at else "") + (f": {error.message}" if error.message else "")
 
 
 def load_exception(raw: bytes, declared: tuple[type[BaseException], ...] = ()) -> BaseException:
