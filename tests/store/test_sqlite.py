@@ -28,7 +28,7 @@ from perdure.errors import (
 from perdure.store.protocol import Done, Filter
 from perdure.store.sqlite import SqliteStore, connect, locks, schema, writer
 from perdure.store.sqlite.commit import QUERIES
-from perdure.testing.conformance.base import append, new_run, row
+from perdure.testing.conformance.base import append, new_run, released, row
 
 
 @pytest.fixture
@@ -193,6 +193,17 @@ def test_a_worker_that_was_taken_over_leaves_no_file(store: SqliteStore, path: s
     store.kill("w")
     assert store.take_over("w", proven=True, retry_after=[0.0]) == 0
     assert os.listdir(f"{path}-workers") == []
+
+
+def test_a_run_that_waits_costs_no_memory(store: SqliteStore) -> None:
+    rid = start(store)
+    store.commit([append(rid, 1)])
+    standing = store._writer.facts.standing  # pyright: ignore[reportPrivateUsage]
+    assert standing == {rid: (1, 2)}
+    store.commit([append(rid, 2, change=released(due_at=5))])
+    assert standing == {}
+    (claim,) = store.claim("w", now=10, limit=1, known=frozenset({("agent", 1)}))
+    assert isinstance(store.commit([append(rid, 3, epoch=claim.info.epoch)])[0], Done)
 
 
 def test_a_backup_is_a_store(store: SqliteStore, path: str, tmp_path: Path) -> None:

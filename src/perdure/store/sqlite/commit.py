@@ -226,6 +226,7 @@ class Commit:
         self._forgive(rid)
         values |= {"due_at": due_at, "wakes": change.wakes, "ending": None}
         self._connection.execute(QUERIES["release_run"], values)
+        self._facts.standing.pop(rid, None)  # a run that waits costs no memory; who claims it notes where it stands
 
     def _forgive(self, rid: int) -> None:
         """A run that made progress and was given up alive is no suspect any more."""
