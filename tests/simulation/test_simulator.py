@@ -14,6 +14,7 @@ from msgspec import structs
 
 from perdure.codec import pack
 from perdure.engine.execution import Execution
+from perdure.engine.randomness import Randomness
 from perdure.history import events as e
 from perdure.runtime.live import LiveRun
 from perdure.runtime.turn import Turns
@@ -166,10 +167,10 @@ def test_it_finds_a_run_that_nobody_wakes(broken: Broken) -> None:
 def test_a_failing_program_is_made_small(broken: Broken) -> None:
     numbers = itertools.count()
 
-    def never_the_same(right: Any, execution: Execution) -> int:
-        return next(numbers)
+    def never_the_same(right: Any, randomness: Randomness) -> bytes:
+        return next(numbers).to_bytes(32, "little")
 
-    broken(Execution, "random", never_the_same)
+    broken(Randomness, "draw", never_the_same)
     seed = next(seed for seed in range(300) if "was seen differently" in found_in(seed))
     failing = shrink(seed)
     assert failing is not None

@@ -246,7 +246,7 @@ def test_a_result_that_depends_on_how_often_a_step_was_tried_is_found() -> None:
 
 
 def test_a_recorded_step_that_begins_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turns, "_perform", perform_twice(vars(Turns)["_perform"]))
+    monkeypatch.setattr(Turns, "perform", perform_twice(vars(Turns)["perform"]))
     with pytest.raises(SweepFailed, match=r"0/add#1 of run swept began again, although event 1 has its outcome"):
         asyncio.run(sweep_crashes(in_sequence.call(2)))
 
