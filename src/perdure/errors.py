@@ -232,6 +232,8 @@ class Retryable(Verdict):
     def __init__(self, message: str = "", *, after: timedelta | float | None = None) -> None:
         super().__init__(message)
         self.after_seconds = after.total_seconds() if isinstance(after, timedelta) else after
+        if not isinstance(self.after_seconds, (int, float, type(None))):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"Retryable(after={after!r}): a timedelta, or seconds as a number")
 
 
 class NeedsPerson(Verdict):

@@ -118,7 +118,7 @@ KINDS: list[tuple[object, str, str]] = [
     (min, "a builtin_function_or_method object", "Write a `def` that calls it"),
     ("plan", "a str object", "Options have names: @step(name=...)"),
     (None, "a NoneType object", "Options have names"),
-    (7, "a int object", "Options have names"),
+    (7, "an int object", "Options have names"),
 ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure import Client, DeclarationError, EncodeError, Retry, Runtime, UsageError, Worker, step, workflow
+from perdure import Client, DeclarationError, EncodeError, Retry, Run, Runtime, UsageError, Worker, step, workflow
 
 anything: Any = object()
 
@@ -115,6 +115,9 @@ CALLS: dict[str, tuple[Callable[[Client], Any], str]] = {
     "a number as a tag": (lambda c: c.start(waits.call(), tags=anything_else({"n": 1})), r"tags=\{'n': 1\}: a dict"),
     "a tag without a name": (lambda c: c.start(waits.call(), tags={"": "x"}), r"tag name '': a text of"),
     "a list of less than none": (lambda c: c.list(limit=-1), r"list\(limit=-1\): a whole number from 1 on"),
+    "a list of a number": (lambda c: c.list(status=anything_else(5)), r"list\(status=5\): a status, or a list"),
+    "a moment in words": (lambda c: c.list(started_after=anything_else("x")), r"'x' is no moment: a datetime with"),
+    "a number as an id": (lambda c: c.get(anything_else(3)), r"get\(3\): the run's id is wanted, a text"),
     "a list of tags": (lambda c: c.list(tags=anything_else(["x"])), r"tags=\['x'\]: a dict of texts"),
 }
 
@@ -130,6 +133,26 @@ def test_arguments_of_a_client(call: Callable[[Client], Any], says: str) -> None
             with pytest.raises(UsageError, match=says):
                 await call(client)
             assert await client.list(limit=10**30) == []
+
+    asyncio.run(main())
+
+
+LETTERS: dict[str, tuple[Callable[[Run[Any]], Any], str]] = {
+    "a reason": (lambda run: run.cancel(anything_else(3)), r"reason 3: a text of"),
+    "who pauses": (lambda run: run.pause(anything_else(None)), r"by None: a text of"),
+    "who resumes": (lambda run: run.resume(anything_else(3)), r"by 3: a text of"),
+    "who decides": (lambda run: run.unblock("retry", by=anything_else(3)), r"by 3: a text of"),
+    "which call": (lambda run: run.unblock("retry", call=anything_else(3)), r"call 3: a text of"),
+}
+
+
+@pytest.mark.parametrize(("send", "says"), LETTERS.values(), ids=LETTERS)
+def test_letters_that_nobody_could_read_are_not_sent(send: Callable[[Run[Any]], Any], says: str) -> None:
+    async def main() -> None:
+        async with Client(":memory:") as client:
+            run = await client.start(waits.call())
+            with pytest.raises(UsageError, match=says):
+                await send(run)
 
     asyncio.run(main())
 
@@ -191,6 +214,13 @@ def test_what_cannot_be_recorded(flow: Any, says: str) -> None:
             assert refused.value.of.startswith("the ")
 
     asyncio.run(main())
+
+
+def test_a_verdict_and_a_script_say_what_they_take() -> None:
+    with pytest.raises(UsageError, match=r"Retryable\(after='1h'\): a timedelta, or seconds as a number"):
+        perdure.Retryable("later", after=anything_else("1h"))
+    with pytest.raises(UsageError, match=r"perdure\.run\(workflows=.*: a list is wanted, as in workflows=\[agent\]"):
+        perdure.run(waits.call(), workflows=anything_else(waits), store=":memory:")
 
 
 def test_how_long_was_waited() -> None:

@@ -35,7 +35,7 @@ from perdure.history import events as e
 from perdure.runtime import load, mail
 from perdure.runtime.live import Standstill
 from perdure.runtime.unattended import end_by_force
-from perdure.specs import WorkflowSpec, is_whole, mapping, recordable, seconds
+from perdure.specs import WorkflowSpec, is_whole, mapping, recordable, seconds, several
 from perdure.store.protocol import (
     Done,
     Ended,
@@ -62,6 +62,7 @@ RESULT = TypeVar("RESULT", covariant=True)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN = codec_for(Any)
 
+REASON_CHARACTERS_MAX = 100_000
 ROWS_MAX = 2**31 - 1
 """More than any store has."""
 
@@ -73,6 +74,8 @@ def when(at: int) -> datetime:
 
 def micros(at: datetime) -> int:
     """An aware datetime as microseconds since the epoch. UsageError for a naive one: it does not say which moment."""
+    if not isinstance(at, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"{at!r} is no moment: a datetime with a time zone is wanted")
     if at.tzinfo is None:
         raise UsageError(f"{at!r} has no time zone: which moment is meant? Use datetime.now(timezone.utc) or the like")
     return round((at - _EPOCH) / timedelta(microseconds=1))
@@ -209,7 +212,7 @@ class Run(Generic[RESULT]):
         The workflow sees asyncio.CancelledError at its next await and may clean up. `force` ends it without running any
         more of its code: at once if no worker has it just now, also where no worker knows its workflow."""
         try:
-            await self._post("cancel", "", msgspec.json.encode(mail.ControlLetter(reason=reason, force=force)))
+            await self._post("cancel", "", _control(mail.ControlLetter(reason=reason, force=force)))
         except RunFinishedError:
             return cast('Literal["cancelled", "completed", "failed"]', str(await self.status()))
         if force and await self._client._read(self._end_by_force):
@@ -224,11 +227,11 @@ class Run(Generic[RESULT]):
 
     async def pause(self, by: str = "") -> None:
         """Start nothing new in this run until `resume()`; what is under way ends and is recorded."""
-        await self._post("pause", "", msgspec.json.encode(mail.ControlLetter(by=by)))
+        await self._post("pause", "", _control(mail.ControlLetter(by=by)))
 
     async def resume(self, by: str = "") -> None:
         """Go on with a paused run."""
-        await self._post("resume", "", msgspec.json.encode(mail.ControlLetter(by=by)))
+        await self._post("resume", "", _control(mail.ControlLetter(by=by)))
 
     async def unblock(
         self,
@@ -246,9 +249,7 @@ class Run(Generic[RESULT]):
         if choice not in {"retry", "value", "fail"}:
             raise UsageError(f"unblock({choice!r}): 'retry', 'value' or 'fail'")
         raw = _PLAIN.dumps(value).decode() if choice == "value" else None
-        await self._post(
-            "unblock", "", msgspec.json.encode(mail.ControlLetter(reason, by, False, choice, raw, call or ""))
-        )
+        await self._post("unblock", "", _control(mail.ControlLetter(reason, by, False, choice, raw, call or "")))
 
     async def history(self) -> list[HistoryEvent]:
         """The run's whole history, readable."""
@@ -377,6 +378,8 @@ class Client:
 
     async def get(self, id: str) -> Run[Any]:
         """A handle on a run. UnknownNameError, with near ids, if there is none."""
+        if not isinstance(id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"get({id!r}): the run's id is wanted, a text")
         info = await self._read(lambda: self._store.find(id))
         if info is None:
             raise UnknownNameError("run", id, await self._read(lambda: self._near(id)))
@@ -508,6 +511,15 @@ def _checked_id(id: Any) -> str:
     return recordable(id, what="run id")
 
 
+def _control(letter: mail.ControlLetter) -> bytes:
+    """The letter as it is sent. UsageError for what is no text: whoever takes it could not read it."""
+    for name in ("reason", "by", "call"):
+        given = getattr(letter, name)
+        if given != "":
+            recordable(given, what=name, length_max=REASON_CHARACTERS_MAX)
+    return msgspec.json.encode(letter)
+
+
 def checked_tags(tags: Any) -> dict[str, str]:
     """Tags as they are kept: names and values are texts."""
     given = mapping(tags)
@@ -528,11 +540,13 @@ def _checked_limit(limit: Any) -> int:
 def _statuses(status: Any) -> frozenset[Status] | None:
     if status is None:
         return None
-    several = [status] if isinstance(status, str) else list(status)
-    unknown = [s for s in several if s not in set(Status)]
+    wanted = [status] if isinstance(status, str) else several(status)
+    if wanted is None:
+        raise UsageError(f"list(status={status!r}): a status, or a list of them")
+    unknown = [s for s in wanted if s not in set(Status)]
     if unknown:
         raise UnknownNameError("status", str(unknown[0]), [str(s) for s in Status])
-    return frozenset(Status(s) for s in several)
+    return frozenset(Status(s) for s in wanted)
 
 
 def _info_of(new: NewRun, rid: int) -> RunInfo:

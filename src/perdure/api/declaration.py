@@ -193,7 +193,7 @@ REFUSED: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
 def _check_kind(it: Any, kind: str) -> types.FunctionType:
     for matches, noun, why in REFUSED:
         if matches(it):
-            noun = noun.format(type=f"a {type(it).__name__}")
+            noun = noun.format(type=f"{'an' if type(it).__name__[0] in 'aeiou' else 'a'} {type(it).__name__}")
             raise DeclarationError(f"{noun} cannot be a {kind}: {why.format(kind=kind)}{_at(it)}")
     return cast("types.FunctionType", it)
 

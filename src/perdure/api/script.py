@@ -17,7 +17,7 @@ from perdure.api.workflow import AnyWorkflow, SyncWorkflow, Workflow
 from perdure.clock import SystemClock
 from perdure.codec import digest
 from perdure.errors import RunConflictError, UsageError
-from perdure.specs import WorkflowSpec
+from perdure.specs import WorkflowSpec, several
 from perdure.store.protocol import FINAL, Filter, RunInfo, Status, Store
 
 R = TypeVar("R")
@@ -47,7 +47,10 @@ def run(
     >>> run(greet.call("you"), store=":memory:")  # doctest: +SKIP
     'hello you'
     """
-    known = dict.fromkeys([*with_children([_workflow_of(call)]), *workflows])
+    more = several(workflows)
+    if more is None:
+        raise UsageError(f"perdure.run(workflows={workflows!r}): a list is wanted, as in workflows=[agent]")
+    known = dict.fromkeys([*with_children([_workflow_of(call)]), *more])
     clock = SystemClock()
     opened = store_from(store, clock)
     try:
