@@ -311,6 +311,22 @@ def test_a_sender_who_knows_the_type_is_told_at_once(value: Any) -> None:
     run_async(main())
 
 
+def test_a_value_for_a_message_of_a_declared_type_is_checked_at_once() -> None:
+    async def main() -> None:
+        make = on_one_store()
+        async with make(declares) as runtime:
+            run = await runtime.start(declares.call(), id="r")
+            async with Client(host_of_store(make)) as outside:
+                await (await outside.get("r")).send("reply", 7)
+            entry = await blocked(runtime, "r")
+            with pytest.raises(perdure.DecodeError):
+                await run.unblock("value", value={"yes": "perhaps"}, call=entry.call)
+            await run.unblock("value", value={"yes": True})
+            assert await run.result(wait_blocked=True, timeout=20) is True
+
+    run_async(main())
+
+
 # ── a value for a step ──────────────────────────────────────────────────────────────────────
 
 
@@ -344,8 +360,11 @@ def test_a_value_that_does_not_fit_is_refused_and_the_question_stands(flow: Any,
         async with make(flow) as runtime:
             run: Run[Any] = await runtime.start(flow.call(), id="r")
             await blocked(runtime, "r")
-            if not again:
+            with pytest.raises(perdure.DecodeError):  # where the step is known it is refused at once
                 await run.unblock("value", value="many", by="ann")
+            if not again:
+                async with Client(host_of_store(make)) as client:
+                    await (await client.get("r")).unblock("value", value="many", by="ann")
                 await eventually(lambda: _is_refused(runtime, "the value that ann supplied does not fit"))
         if again:
             async with Client(host_of_store(make)) as client:

@@ -245,11 +245,25 @@ class Run(Generic[RESULT]):
         """Decide for a blocked run: try again, supply the stuck call's result, or let the call (or run) fail.
 
         `call`: which one is meant (as the inbox names it), where several may be stuck; default: the oldest. A decision
-        about what is not stuck any more changes nothing."""
+        about what is not stuck any more changes nothing. DecodeError for a value that does not fit what is asked for,
+        where that is known here; elsewhere the run's worker refuses it, and the inbox says so."""
         if choice not in {"retry", "value", "fail"}:
             raise UsageError(f"unblock({choice!r}): 'retry', 'value' or 'fail'")
         raw = _PLAIN.dumps(value).decode() if choice == "value" else None
+        if raw is not None:
+            await self._client._read(lambda: self._check_fits(raw.encode(), call))
         await self._post("unblock", "", _control(mail.ControlLetter(reason, by, False, choice, raw, call or "")))
+
+    def _check_fits(self, raw: bytes, call: str | None) -> None:
+        from perdure.api.inbox import asked_of, blocked
+
+        info, spec = self._find(), self._client._spec_of(self._info)
+        if spec is None or info.status is not Status.BLOCKED:
+            return
+        stuck = [entry.call for entry in blocked(self._client._store, info) if call in {None, entry.call}]
+        codec = asked_of(spec, stuck[0]) if stuck and stuck[0] else None
+        if codec is not None:
+            codec.loads(raw)
 
     async def history(self) -> list[HistoryEvent]:
         """The run's whole history, readable."""

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,8 +15,10 @@ from typing import NamedTuple
 from perdure.api.client import when
 from perdure.audit.waits import under_way
 from perdure.clock import MICROSECONDS
+from perdure.codec import ValueCodec
 from perdure.history import events as e
 from perdure.runtime import mail
+from perdure.specs import StepSpec, WorkflowSpec
 from perdure.store.protocol import CONTROL_KINDS, Filter, Mail, Row, RunInfo, Status, Store
 
 DUE_SECONDS_BEFORE_A_PERSON_HEARS = 60.0
@@ -138,6 +141,18 @@ def _entry(info: RunInfo, blocked: e.RunBlocked, since: int, letters: Iterable[M
         info.run_id, info.workflow, info.version, blocked.reason, when(since), blocked.hint, blocked.call, choices,
         pending(letters, blocked.call),
     )  # fmt: skip
+
+
+def asked_of(spec: WorkflowSpec, call: str) -> ValueCodec | None:
+    """What a value for this call (`0.2/search#3`) is read as; None if that cannot be told from the workflow."""
+    name = call.rpartition("#")[0].rpartition("/")[2]
+    kind, _, message = name.partition(":")
+    if kind == "receive" and message:
+        return (spec.receives or {}).get(message)
+    module = sys.modules.get(spec.function.__module__)
+    named = [getattr(each, "spec", None) for each in list(vars(module).values())] if module is not None else []
+    found = {id(each): each for each in named if isinstance(each, StepSpec) and each.name == name}
+    return next(iter(found.values())).result if len(found) == 1 else None
 
 
 # ── runs that nobody can execute ────────────────────────────────────────────────────────────
