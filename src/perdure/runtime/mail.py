@@ -84,14 +84,16 @@ def child_key(ask: Any) -> str:
 
 
 def is_too_early(turns: Turns, live: LiveRun, mail: Mail) -> bool:
-    """Whether a value was given for a call that hosted code has not made again yet: what fits is not known so far."""
+    """Whether something was given for a call that hosted code has not made again yet (a value, or once more the message
+    that it could not read): whether it fits is not known so far."""
     if mail.kind != "unblock":
         return False
     letter = msgspec.json.decode(mail.body, type=ControlLetter)
     stuck = _stuck(live, letter)
-    return bool(
-        letter.choice == "value" and stuck and ":" in stuck[0][0] and not turns.sections.has_asked(live, stuck[0])
-    )
+    if not stuck or ":" not in stuck[0][0] or turns.sections.has_asked(live, stuck[0]):
+        return False
+    is_about_message = letter.choice == "retry" and live.blocked_calls[stuck[0]].reason == "undecodable"
+    return letter.choice == "value" or is_about_message
 
 
 def take(turns: Turns, live: LiveRun, mail: Mail) -> None:
