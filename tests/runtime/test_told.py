@@ -38,7 +38,7 @@ async def ends_in_a_library() -> None:
 def place(declared: Any) -> str:
     """Of the first line of its body, which raises."""
     code = declared.spec.function.__code__
-    return f"test_told.py:{list(code.co_lines())[-1][2]} in {code.co_name}"
+    return f"test_told.py:{max(line for _, _, line in code.co_lines() if line)} in {code.co_name}"
 
 
 def test_a_failure_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
