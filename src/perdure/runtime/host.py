@@ -334,6 +334,8 @@ class Host:
     async def close(self) -> list[str]:
         """Stop: plain steps under way are cancelled (they run again elsewhere), what came in is written, every run is
         free for others. Returns the ids of the runs that are not finished."""
+        if self._is_closed:  # abandoned
+            return []
         self.turns.is_stopping = True
         unfinished = sorted(live.run_id for live in self.turns.live.values() if live.is_at_work)
         until = self._loop.time() + SHUTDOWN_SECONDS_MAX
