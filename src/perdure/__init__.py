@@ -8,6 +8,7 @@ The public names are these and no others.
 
 from perdure import sync
 from perdure.api.client import Client, HistoryEvent, Run, RunSummary
+from perdure.api.effect import effect, operation
 from perdure.api.inside import (
     Child,
     CurrentRun,
@@ -36,9 +37,13 @@ from perdure.api.workflow import step, workflow
 from perdure.errors import (
     DeclarationError,
     DecodeError,
+    DuplicateOperation,
     EncodeError,
     Final,
+    InDoubt,
     NeedsPerson,
+    NotDurableError,
+    OperationConflict,
     PerdureError,
     Retryable,
     RunBlockedError,
@@ -51,21 +56,32 @@ from perdure.errors import (
     UnknownNameError,
     UsageError,
 )
-from perdure.specs import Retry
+from perdure.runtime.operation import Operation
+from perdure.specs import CanLookUp, Found, Idempotent, NoGuarantee, NotFound, Retry, Unsure
 from perdure.store.protocol import Status
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CanLookUp",
     "Child",
     "Client",
     "CurrentRun",
     "DeclarationError",
     "DecodeError",
+    "DuplicateOperation",
     "EncodeError",
     "Final",
+    "Found",
     "HistoryEvent",
+    "Idempotent",
+    "InDoubt",
     "NeedsPerson",
+    "NoGuarantee",
+    "NotDurableError",
+    "NotFound",
+    "Operation",
+    "OperationConflict",
     "PerdureError",
     "Retry",
     "Retryable",
@@ -81,11 +97,13 @@ __all__ = [
     "StepTimeoutError",
     "StoreError",
     "UnknownNameError",
+    "Unsure",
     "UsageError",
     "Worker",
     "attempt",
     "continue_as_new",
     "current_run",
+    "effect",
     "heartbeat",
     "journal",
     "lane",
@@ -93,6 +111,7 @@ __all__ = [
     "lifespan",
     "logger",
     "now",
+    "operation",
     "patched",
     "random",
     "receive",

@@ -14,6 +14,8 @@
     │   ├── RunBlockedError          the run is parked; says why and what unblocks it
     │   ├── RunCancelledError        the run was cancelled
     │   ├── RunFinishedError         the run ended; nothing can be sent to it
+    │   ├── DuplicateOperation       another call has asked for exactly this effect; nothing was sent
+    │   ├── OperationConflict        another request under the id of an effect that may have happened
     │   └── StepError                a step failed with an exception that is not rebuilt by class
     │       └── StepTimeoutError         an attempt took longer than its timeout
     ├── HistoryError             what was recorded and what happens now do not agree
@@ -29,6 +31,7 @@
     │   └── ForkedError              a handle that was opened before fork() and used after it
     ├── Verdict                  what a step says about its own failure (raised by user code, on purpose)
     │   ├── Final                    do not try again
+    │   ├── InDoubt                  an effect may have happened, or not
     │   ├── Retryable                try again, perhaps after a given time
     │   └── NeedsPerson              nobody but a person can say how to go on
     └── PerdureBug               perdure itself is wrong; please report it
@@ -145,6 +148,24 @@ class RunFinishedError(RunError):
     """The run has ended: it takes no messages, no cancel, no decision."""
 
 
+class OperationError(RunError):
+    """A call of an effect that was refused before anything was sent. `operation_id` is the effect that stands in its
+    way, `state` where that one stands."""
+
+    def __init__(self, message: str, operation_id: str = "", state: str = "") -> None:
+        super().__init__(message)
+        self.operation_id, self.state = operation_id, state
+
+
+class DuplicateOperation(OperationError):
+    """Another call has asked for exactly this effect. Nothing was sent. With `on_repeat="reuse"` it gets its answer."""
+
+
+class OperationConflict(OperationError):
+    """Another request under the id of an effect that may have happened. Nothing was sent. Give the effect a key that
+    tells the two apart."""
+
+
 class StepError(RunError):
     """A step failed with an exception whose class is neither a builtin, ours, nor declared with `raises=`.
 
@@ -234,6 +255,10 @@ class Retryable(Verdict):
         self.after_seconds = after.total_seconds() if isinstance(after, timedelta) else after
         if not isinstance(self.after_seconds, (int, float, type(None))):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"Retryable(after={after!r}): a timedelta, or seconds as a number")
+
+
+class InDoubt(Verdict):
+    """Raised in an effect: it may have been carried out, or not. What follows is what `downstream=` declares."""
 
 
 class NeedsPerson(Verdict):

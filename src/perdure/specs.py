@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ from perdure.errors import DeclarationError, UsageError
 if TYPE_CHECKING:
     from perdure.codec import ArgumentsCodec, ValueCodec
 
+
+R = TypeVar("R")
 
 DEFAULT_ATTEMPTS = 3
 DEFAULT_TIMEOUT_SECONDS = 300.0
@@ -162,6 +164,73 @@ class StepSpec(msgspec.Struct, frozen=True, eq=False):
     digest_view: Callable[..., Any] | None = None
     raises: tuple[type[BaseException], ...] = ()
     on_input_drift: Drift = Drift.BLOCK
+
+
+class Idempotent(msgspec.Struct, frozen=True):
+    """The other side honours our key: the same request under the same key is carried out at most once."""
+
+    kind: ClassVar[str] = "idempotent"
+
+
+class CanLookUp(msgspec.Struct, frozen=True):
+    """The other side can be asked what became of a request.
+
+    `settle_after` (seconds or timedelta): for how long after a request its effect may still be invisible there. "Not
+    found" is believed only when it was said twice, the second time after that."""
+
+    settle_after: timedelta | float = 0.0
+    kind: ClassVar[str] = "can_look_up"
+
+    def __post_init__(self) -> None:
+        seconds(self.settle_after, what="CanLookUp(settle_after=)")
+
+    @property
+    def settle_after_seconds(self) -> float:
+        return seconds(self.settle_after, what="CanLookUp(settle_after=)")
+
+
+class NoGuarantee(msgspec.Struct, frozen=True):
+    """The other side promises nothing and can tell nothing: when an answer is lost, a person decides."""
+
+    kind: ClassVar[str] = "no_guarantee"
+
+
+Downstream = Idempotent | CanLookUp | NoGuarantee
+"""What the other side of an effect guarantees. What we do after a crash in the middle of it follows from that."""
+
+
+class Found(msgspec.Struct, Generic[R], frozen=True):
+    """A look-up's answer: it happened. `result` is what the effect would have returned, `reference` what the other side
+    calls it."""
+
+    result: R
+    reference: str | None = None
+
+
+class NotFound(msgspec.Struct, frozen=True):
+    """A look-up's answer: the other side does not know it."""
+
+
+class Unsure(msgspec.Struct, frozen=True):
+    """A look-up's answer: the other side cannot say (yet). `why` is shown to the person who decides in the end."""
+
+    why: str = ""
+
+
+class EffectSpec(StepSpec, frozen=True, eq=False, kw_only=True):
+    """An effect as declared: a step that changes the outside world. `key`, `lookup` and `undo` are added to it by the
+    functions that hang on it."""
+
+    downstream: Downstream
+    scope: Literal["run", "global"] = "run"
+    reversible: bool = True
+    compensates: bool = False
+    risk: Literal["low", "high"] = "low"
+    on_repeat: Literal["refuse", "reuse"] = "refuse"
+    aliases: tuple[str, ...] = ()
+    key: Callable[..., Any] | None = None
+    lookup: Callable[..., Any] | None = None
+    undo: Callable[..., Any] | None = None
 
 
 class WorkflowSpec(msgspec.Struct, frozen=True, eq=False):

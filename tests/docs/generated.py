@@ -91,6 +91,10 @@ PARKED: Mapping[str, Parked] = {
         "a step raised `NeedsPerson`, with the question",
         "answer: give the result as `value`, have the step tried again, or let it fail",
     ),
+    "unknown_effect": Parked(
+        "an effect may have happened, and no machine can tell",
+        "find out what became of it, and settle it: `succeeded` with its result, `failed`, or `retry`",
+    ),
     "diverged": Parked(
         "code and history part: the code changed under the run, or is not deterministic",
         "deploy code that replays it ([changing code](changing-code.md)), then `retry`",

@@ -68,6 +68,12 @@ READ_AGAIN: Choices = {"retry": "the message is read again, with the code that i
 FAIL_CALL: Choices = {"fail": "the call fails; the workflow sees a StepError"}
 FAIL_RUN: Choices = {"fail": "the run ends as failed; no more of its code runs"}
 
+SETTLE: Choices = {
+    "succeeded": "it happened: what you give is its result, with the other side's reference; the run goes on",
+    "failed": "it did not happen: the call fails, the workflow sees a StepError",
+    "retry": "it did not happen, and is sent again",
+}
+
 EVERYTHING = Reason({**TRY_CALL_AGAIN, **GIVE_VALUE, **FAIL_CALL}, {**_retry(), **FAIL_RUN})
 
 REASONS: Mapping[str, Reason] = {
@@ -78,6 +84,7 @@ REASONS: Mapping[str, Reason] = {
     "incompatible_version": Reason({}, {**_retry("once code that replays it is registered: "), **FAIL_RUN}),
     "no_worker_for_version": Reason({}, {}),
     "stuck_turn": Reason({}, {**_retry("once the code is mended: "), **FAIL_RUN}),
+    "unknown_effect": Reason(SETTLE, {}),
     "undecodable": Reason(
         {**READ_AGAIN, "value": "what you give stands for the message", "fail": "receive() raises a StepError"},
         {**_retry("once the type hint fits what is recorded: "), **FAIL_RUN}

@@ -125,6 +125,13 @@ def tell(event: e.AnyEvent) -> Told:
             return Told("failed", "error")
         case e.RunCancelled():
             return Told("cancelled by force, without running its code" if event.forced else "cancelled")
+        case e.EffectInDoubt():
+            return Told(f"in doubt: {event.why}", attempt=event.attempt)
+        case e.EffectLookedUp():
+            said = event.answer.replace("_", " ") + (f": {event.why}" if event.why else "")
+            return Told(f"looked up, {said}")
+        case e.EffectNoted():
+            return Told(event.note)
         case e.StepStarted():
             return Told("started", "input", event.attempt)
         case e.StepCompleted():

@@ -63,6 +63,14 @@ class StepAsk(Ask):
     view: bytes | None
 
 
+class EffectAsk(StepAsk):
+    """An effect to be performed. Once it may have left, a cancelled one is held until its outcome is known."""
+
+    __slots__ = ("business_key",)
+    kind = "effect"
+    business_key: str
+
+
 class ChildAsk(Ask):
     """A child run to be started and waited for. `is_started`: its start is recorded, or about to be."""
 
@@ -146,12 +154,13 @@ class WaitingSet(msgspec.Struct, frozen=True):
 
 class Recorded(NamedTuple):
     """What the history says about a call that the code has not made again yet. `digest` is what its arguments are
-    compared by; `stored` their address, if they are kept."""
+    compared by; `stored` their address, if they are kept. `business_key`: of an effect."""
 
     name: str
     kind: str
     digest: bytes | None
     stored: bytes | None = None
+    business_key: str | None = None
 
 
 class Attempts(NamedTuple):

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from perdure.clock import MICROSECONDS
 from perdure.codec import Memo, digest, pack
 from perdure.codec.digests import SMALL_MAX
-from perdure.engine.calls import Ask, Key, Recorded, StepAsk, Waiting
-from perdure.specs import Drift
+from perdure.engine.calls import Ask, EffectAsk, Key, Recorded, StepAsk, Waiting
+from perdure.specs import Drift, EffectSpec
 
 INPUT_COMPARED_ON_REPLAY_BYTES_MAX = 16 * 1024
 
@@ -69,8 +69,13 @@ class Claims:
 
     def of_step(self, recorded: Recorded, ask: StepAsk) -> Difference | None:
         """What a step differs in from its entry, which the caller has taken out already."""
-        if recorded.kind != ask.kind or recorded.name != ask.name:
+        if recorded.kind != ask.kind or (recorded.name != ask.name and not _was_called(recorded.name, ask)):
             return _another(recorded, ask)
+        if isinstance(ask, EffectAsk) and recorded.business_key != ask.business_key:
+            return Difference(
+                f"the history has {ask.label} with the key {recorded.business_key!r}",
+                f"the key function gives {ask.business_key!r} now: it may depend on the arguments alone",
+            )
         raw, spec = ask.input, ask.spec
         is_large = len(raw) > INPUT_COMPARED_ON_REPLAY_BYTES_MAX
         if recorded.digest is None or (is_large and self._same_manifest and not self._compare_all_inputs):
@@ -133,6 +138,11 @@ class Claims:
         if packed is not None and packed.digest == stored:
             self._memo.committed(packed)
         self._last_large = (b"", None)
+
+
+def _was_called(name: str, ask: StepAsk) -> bool:
+    """Whether the effect had this name before it was renamed."""
+    return isinstance(ask.spec, EffectSpec) and name in ask.spec.aliases
 
 
 def _another(recorded: Recorded, ask: Ask) -> Difference:

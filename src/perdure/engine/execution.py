@@ -27,6 +27,7 @@ from perdure.engine.calls import (
     Cancelled,
     ChildAsk,
     Command,
+    EffectAsk,
     Key,
     ReceiveAsk,
     SectionAsk,
@@ -303,7 +304,8 @@ class Execution:
 
     def _is_still_to_do(self, command: Command) -> bool:
         if isinstance(command, Cancelled):
-            return command.ask.key not in self.known.cancelled
+            is_held = isinstance(command.ask, EffectAsk) and command.ask.key in self.holding
+            return is_held or command.ask.key not in self.known.cancelled
         return self.open.get(command.key) is command
 
     def _check_claims(self) -> None:
@@ -370,13 +372,20 @@ class Execution:
         return tuple(entries)
 
     # ── what the code asks for ───────────────────────────────────────────────────────────────
-    def ask_step(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallFuture:
-        """A step is called. EncodeError or TypeError when its arguments cannot be recorded or do not fit."""
+    def ask_step(
+        self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], business_key: str | None = None
+    ) -> CallFuture:
+        """A step is called; an effect, if it has a business key. EncodeError or TypeError when its arguments cannot be
+        recorded or do not fit."""
         if self.is_closing:
             return self._refuse()
         raw = spec.arguments.dumps(args, kwargs)
         _, key, use = self._identify(spec.name)
-        ask = StepAsk(key, spec.name, use, self._future())
+        if business_key is None:
+            ask = StepAsk(key, spec.name, use, self._future())
+        else:
+            ask = EffectAsk(key, spec.name, use, self._future())
+            ask.business_key = business_key
         ask.spec, ask.input, ask.packed = spec, raw, None
         ask.view = _view(spec, raw, args, kwargs)
         claims = self.claims
@@ -598,7 +607,7 @@ class Execution:
         elif not isinstance(ask, ReceiveAsk):
             del self.open[ask.key]
             self.cancelled.add(ask.key)
-            if isinstance(ask, ChildAsk) and ask.on_cancel == "wait":
+            if isinstance(ask, EffectAsk) or (isinstance(ask, ChildAsk) and ask.on_cancel == "wait"):
                 self.holding.add(ask.key)
             self.commands.append(Cancelled(ask))
 

@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 
 from perdure.engine.calls import Attempts, Key, Recorded
 from perdure.history import events as e
+from perdure.ledger import EffectState, Look
+
+
+class Standing(NamedTuple):
+    """How far an effect got that has no outcome yet. Times in microseconds since the epoch.
+
+    `attempt`: of the last one sent. `failed`: how many attempts count against the limit. `suspected_at`: when whoever
+    sent it was taken for dead; `is_proven_dead`: it is. `doubt_at`, `doubt`: since when nobody knows, and why.
+    """
+
+    operation: str
+    state: EffectState
+    attempt: int = 0
+    started_at: int = 0
+    first_at: int = 0
+    failed: int = 0
+    retry_at: int = 0
+    suspected_at: int = 0
+    is_proven_dead: bool = False
+    doubt_at: int = 0
+    doubt: e.EffectInDoubt | None = None
+    looks: tuple[Look, ...] = ()
+    request_id: str | None = None
+    reference: str | None = None
+    name: str = ""
 
 
 class Known(msgspec.Struct):
@@ -19,9 +46,12 @@ class Known(msgspec.Struct):
     cancelled: set[Key] = set()
     unread: set[Key] = set()
     """Receives that got a message which they could not read, and waited for a person."""
+    effects: dict[Key, Standing] = {}
 
     def note(self, event: e.Event, at: int, output: bytes | None = None) -> None:
         """Take one event in. `output` is needed of heartbeats, and of what foreign code did."""
+        if type(event) in _ABOUT_EFFECTS:
+            self.note_effect(event, at)
         if isinstance(event, e.Keyed) and ":" in event.task:
             self.journals.setdefault(event.section, []).append((event, at, output))
             if not isinstance(event, e.AttemptFailed | e.Heartbeat | e.ChildStarted):
@@ -56,16 +86,80 @@ class Known(msgspec.Struct):
             case _:
                 pass
 
-
     def note_step(self, event: e.StepCompleted | e.StepFailed | e.StepStarted) -> None:
         """Take in that a step of the workflow's own is recorded, which is most of what a history holds."""
         key = (event.task, event.n)
         if key not in self.recorded:
             self.recorded[key] = _recorded_step(event)
 
+    # ── effects ──────────────────────────────────────────────────────────────────────────────
+    def note_effect(self, event: e.Event, at: int) -> None:
+        """Take in what an event says about effects: of a history that is read, and of what is recorded now."""
+        match event:
+            case e.TakenOver():
+                for key, standing in self.effects.items():
+                    self.effects[key] = _abandoned(standing, event.how, at)
+            case e.EffectSucceeded() | e.EffectFailed():
+                self.effects.pop(event.key, None)
+            case e.EffectStarted():
+                fresh = Standing(event.operation, EffectState.PENDING, first_at=at, name=event.name)
+                before = self.effects.get(event.key, fresh)
+                self.effects[event.key] = before._replace(
+                    operation=event.operation, state=EffectState.STARTED, attempt=event.attempt, started_at=at,
+                    suspected_at=0, is_proven_dead=False, doubt=None, looks=(),
+                )  # fmt: skip
+            case e.RunUnblocked(task=str() as task, n=n, choice="retry") if (task, n) in self.effects:
+                before = self.effects[task, n]
+                self.effects[task, n] = Standing(
+                    before.operation, EffectState.FAILED_RETRYABLE, before.attempt, first_at=at, retry_at=at,
+                    name=before.name,
+                )
+            case e.Keyed() if event.key in self.effects:
+                self.effects[event.key] = _further(self.effects[event.key], event, at)
+            case _:
+                pass
+
+
+def _further(standing: Standing, event: e.Keyed, at: int) -> Standing:
+    match event:
+        case e.EffectNotDone():
+            return standing._replace(
+                state=EffectState.FAILED_RETRYABLE, failed=event.attempt_counted, retry_at=event.retry_at, doubt=None
+            )
+        case e.EffectInDoubt():
+            return standing._replace(
+                state=EffectState.STARTED if event.retry_at else EffectState.UNKNOWN, doubt=event, doubt_at=at,
+                failed=standing.failed + event.counts, retry_at=event.retry_at,
+            )  # fmt: skip
+        case e.EffectLookedUp():
+            return standing._replace(looks=(*standing.looks, Look(event.answer, at)))
+        case e.EffectNoted():
+            return standing._replace(
+                request_id=event.request_id or standing.request_id, reference=standing.reference or event.reference
+            )
+        case _:
+            return standing
+
+
+def _abandoned(standing: Standing, how: str, at: int) -> Standing:
+    """Whoever had it under way is gone; once only suspected, that stays so."""
+    if how == "suspicion":
+        return standing._replace(suspected_at=at)
+    return standing._replace(is_proven_dead=True)
+
+
+_ABOUT_EFFECTS = frozenset(
+    {
+        e.EffectStarted, e.EffectSucceeded, e.EffectFailed, e.EffectNotDone, e.EffectInDoubt, e.EffectLookedUp,
+        e.EffectNoted, e.TakenOver, e.RunUnblocked,
+    }
+)  # fmt: skip
+
 
 def _recorded_step(event: e.StepStarted | e.StepCompleted | e.StepFailed | e.AttemptFailed) -> Recorded:
-    return Recorded(event.name, "step", event.view or event.input, event.input if event.kept else None)
+    business_key = getattr(event, "business_key", None)
+    kind = "step" if business_key is None else "effect"
+    return Recorded(event.name, kind, event.view or event.input, event.input if event.kept else None, business_key)
 
 
 def _failed_once_more(before: Attempts, event: e.AttemptFailed) -> Attempts:

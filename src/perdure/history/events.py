@@ -148,6 +148,82 @@ class CallCancelled(Keyed, frozen=True, omit_defaults=True, gc=False, tag="call.
     """The code cancelled a call under way; what comes of it is recorded and not delivered."""
 
 
+# ── effects: steps with an entry in the ledger ──────────────────────────────────────────────
+
+
+class EffectStarted(StepStarted, frozen=True, omit_defaults=True, gc=False, tag="effect.started"):
+    """An attempt is about to be sent; durable before it is. `operation` is its id in the ledger."""
+
+    operation: str = ""
+    business_key: str = ""
+    revision: int = 0
+
+
+class EffectSucceeded(StepCompleted, frozen=True, omit_defaults=True, gc=False, tag="effect.succeeded"):
+    """`how` it is known: returned, found (by look-up), late (the attempt answered after it was given up for lost),
+    settled (by a person) or reused (from the ledger). `reference`: what the other side calls it."""
+
+    operation: str = ""
+    business_key: str = ""
+    reference: str | None = None
+    how: str = "returned"
+
+
+class EffectFailed(StepFailed, frozen=True, omit_defaults=True, gc=False, tag="effect.failed"):
+    """Proven that it did not happen. `how`: refused, gave_up, denied (nothing was sent), settled, cancelled, or what
+    Prepare found: conflict, duplicate, reused."""
+
+    operation: str = ""
+    business_key: str = ""
+    how: str = "refused"
+
+
+class EffectNotDone(AttemptFailed, frozen=True, omit_defaults=True, gc=False, tag="effect.not_done"):
+    """An attempt of which it is proven that it did nothing; another one follows at `retry_at`. `attempt_counted`: how
+    many attempts count against the limit; what a crash interrupted does not."""
+
+    operation: str = ""
+    business_key: str = ""
+    attempt_counted: int = 1
+
+
+class EffectInDoubt(Keyed, frozen=True, omit_defaults=True, gc=False, tag="effect.in_doubt"):
+    """Nothing proves what became of an attempt.
+
+    `retry_at`: when it is sent again, where the other side honours our key. `first_at`: when the first attempt began.
+    `counts`: whether it is one of the attempts that are limited; what a crash interrupted is not. `by_suspicion`: it
+    was taken over from a process that may be alive. `wants_person`: the effect said itself that only a person can tell.
+    """
+
+    operation: str = ""
+    attempt: int = 1
+    why: str = ""
+    retry_at: int = 0
+    first_at: int = 0
+    counts: bool = True
+    by_suspicion: bool = False
+    wants_person: bool = False
+
+
+class EffectLookedUp(Keyed, frozen=True, omit_defaults=True, gc=False, tag="effect.looked_up"):
+    """The other side was asked. `answer`: found, not_found, or unsure (`why`)."""
+
+    operation: str = ""
+    answer: str = ""
+    why: str = ""
+    reference: str | None = None
+
+
+class EffectNoted(Keyed, frozen=True, omit_defaults=True, gc=False, tag="effect.noted"):
+    """Something about an effect that changes no state: an id of the request, noted before it was sent, or a second
+    reference under which the other side answered success."""
+
+    operation: str = ""
+    request_id: str | None = None
+    reference: str | None = None
+    note: str = ""
+
+
 # ── children ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -301,6 +377,13 @@ AnyEvent = (
     | AttemptFailed
     | Heartbeat
     | CallCancelled
+    | EffectStarted
+    | EffectSucceeded
+    | EffectFailed
+    | EffectNotDone
+    | EffectInDoubt
+    | EffectLookedUp
+    | EffectNoted
     | ChildStarted
     | ChildEnded
     | SectionStarted

@@ -81,6 +81,7 @@ class Rule(msgspec.Struct, frozen=True):
 VERDICTS: Mapping[type[errors.Verdict], Rule] = {
     errors.Final: Rule(Kind.FINAL, Sent.REFUSED, "the step said: final"),
     errors.Retryable: Rule(Kind.RETRYABLE, Sent.REFUSED, "the step said: try again"),
+    errors.InDoubt: Rule(Kind.RETRYABLE, Sent.UNKNOWN, "the effect said: in doubt"),
     errors.NeedsPerson: Rule(Kind.PERSON, Sent.UNKNOWN, "the step said: a person must decide"),
 }
 

@@ -89,13 +89,13 @@ class Children:
                 entries.extend(_attached(entry) if same else _refused(entry, other))
             else:
                 entries.append(entry)
-        live.entries = entries + live.entries
-        live.then = [then for then in written.then if not _is_about(then, new)] + live.then
-        live.change = live.change or written.append.change
-        live.taken = list(written.append.taken) + live.taken
-        live.new_runs = [n for n in written.append.new_runs if n is not new] + live.new_runs
-        live.watches = [w for w in written.append.watches if same or w.run_id != other.run_id] + live.watches
-        live.letters = list(written.append.letters) + live.letters
+        append = msgspec.structs.replace(
+            written.append,
+            new_runs=tuple(n for n in written.append.new_runs if n is not new),
+            watches=tuple(w for w in written.append.watches if same or w.run_id != other.run_id),
+        )
+        then = [then for then in written.then if not _is_about(then, new)]
+        live.take_back(msgspec.structs.replace(written, append=append, entries=entries, then=then))
         self._turns.mark(live)
 
     def tell(self, live: LiveRun, run_ids: Iterable[str]) -> None:

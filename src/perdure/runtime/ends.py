@@ -51,16 +51,28 @@ class Ends:
         live.held, live.unperformed, live.execution.commands = [], [], []
 
     def fail(self, live: LiveRun, raw: bytes) -> None:
-        """End a run as failed, by a person's decision."""
+        """End a run as failed, by a person's decision. Refused while an effect may have happened."""
+        if self._is_kept_by_an_effect(live, "failed"):
+            return
         self._tell_cancelled(live)
         self._turns.children.tell(live, self._turns.children.left(live))
         self._finish(live, Status.FAILED, e.RunFailed, raw)
 
     def by_force(self, live: LiveRun) -> None:
-        """End a run as cancelled without running any of its code."""
+        """End a run as cancelled without running any of its code. Refused while an effect may have happened."""
+        if self._is_kept_by_an_effect(live, "cancelled by force"):
+            return
         self._tell_cancelled(live)
         self._turns.children.tell(live, self._turns.children.left(live))
         self._finish(live, Status.CANCELLED, lambda _: e.RunCancelled(forced=True), mail.CANCELLED)
+
+    def _is_kept_by_an_effect(self, live: LiveRun, how: str) -> bool:
+        unsettled = [s.operation for s in live.execution.known.effects.values() if s.state.is_open]
+        if unsettled:
+            log.warning(
+                "run %s is not %s: operation %s may have happened, settle it first", live.run_id, how, unsettled[0]
+            )
+        return bool(unsettled)
 
     def _finish(self, live: LiveRun, status: Status, event: Callable[[bytes], e.Event], raw: bytes) -> None:
         self._turns.performer.drop(live)

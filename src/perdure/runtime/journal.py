@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from perdure.clock import MICROSECONDS
 from perdure.codec import ValueCodec, arguments_codec_for, codec_for, dump_exception, load_exception, pack
 from perdure.codec.exceptions import message_of
-from perdure.engine.calls import CallFuture, ChildAsk, Key, SectionAsk, StepAsk
+from perdure.engine.calls import CallFuture, ChildAsk, EffectAsk, Key, SectionAsk, StepAsk
 from perdure.engine.chapters import ContinueAsNew, next_chapter
 from perdure.engine.execution import REFUSALS_MAX
 from perdure.engine.mailbox import unread
@@ -31,11 +31,12 @@ from perdure.engine.randomness import drawn
 from perdure.errors import EncodeError, RunCancelledError, UsageError
 from perdure.history import events as e
 from perdure.http.classify import classify
+from perdure.ledger.operations import business_key_of
 from perdure.runtime.attempt import ATTEMPT, LANE, Attempt
 from perdure.runtime.live import LiveRun
 from perdure.runtime.records import Happened, Record, Unclaimed, records_of, running_children, told_children
 from perdure.runtime.retrying import Again, next_attempt
-from perdure.specs import Retry, StepSpec, WorkflowSpec
+from perdure.specs import EffectSpec, Retry, StepSpec, WorkflowSpec
 
 if TYPE_CHECKING:
     from perdure.runtime.sections import Sections
@@ -138,6 +139,7 @@ class Journal:
         self.outcome: Outcome | None = None
         self.thread = 0
         self._refusals = 0
+        self._becoming_durable: set[concurrent.futures.Future[None]] = set()
         self.next_look: asyncio.TimerHandle | None = None
         self.history: list[Happened] = list(history or ())
         if history is None:
@@ -345,8 +347,11 @@ class Journal:
             self.next_look.cancel()
         waiting = [*self.requests.values(), *self.held]
         self.requests, self.held = {}, []
+        for durable in self._becoming_durable:
+            durable.set_exception(Unwound("this section is over"))
+        self._becoming_durable.clear()
         for request in waiting:
-            self._turns.performer.cancel(self.live, request.key)
+            self._turns.effects.let_go(self.live, request.key)
             if not request.future.done():
                 request.future.set_exception(Unwound("this section is over"))
 
@@ -464,7 +469,20 @@ class Journal:
 
     def _step(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
         raw = spec.arguments.dumps(args, kwargs)
+        if isinstance(spec, EffectSpec):
+            return self._effect_request(spec, raw, business_key_of(spec, args, kwargs))
         return self._step_request(spec, raw)
+
+    def _effect_request(self, spec: EffectSpec, raw: bytes, business_key: str) -> Request:
+        def perform(request: Request) -> None:
+            ask = EffectAsk(request.key, spec.name, request.key[1] + 1, _unused_future(self.live))
+            ask.spec, ask.input, ask.packed, ask.view = spec, raw, request.packed, None
+            ask.is_recorded, ask.business_key = request.record is not None, business_key
+            self._turns.perform(self.live, ask)
+
+        request = Request(LANE.get(), spec.name, raw, perform)
+        request.load = _load_with(spec.result, spec.raises)
+        return request
 
     def _step_request(self, spec: StepSpec, raw: bytes) -> Request:
         def perform(request: Request) -> None:
@@ -730,7 +748,7 @@ class Journal:
                 raw = dump_exception(error, spec.raises)
                 if isinstance(decision, Again):
                     more = {"retry_at": decision.at, "first_at": first_at}
-                    self._report_from_thread(wanted, e.AttemptFailed, raw, failed, started_at, more)
+                    self._report_from_thread(wanted, e.AttemptFailed, raw, failed, started_at, more).result()
                     time.sleep(max(0.0, (decision.at - now) / MICROSECONDS))
                     continue
                 if decision.needs_person:
@@ -744,10 +762,21 @@ class Journal:
 
     def _report_from_thread(
         self, wanted: Request, kind: Any, raw: bytes, attempt: int, started_at: int, more: dict[str, Any]
-    ) -> None:
+    ) -> concurrent.futures.Future[None]:
+        """Report what came of an attempt. What is given is done when that is durable: before another one begins."""
+        durable: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def is_durable() -> None:
+            if durable in self._becoming_durable:
+                self._becoming_durable.discard(durable)
+                durable.set_result(None)
+
         def report() -> None:
             if self.is_closed:
+                durable.set_exception(Unwound("this section is over"))
                 return
+            self._becoming_durable.add(durable)
+            self.live.then.append(is_durable)
             output = pack(raw, self.live.execution.memo)
             kept = wanted.packed if wanted.record is None else None
             wanted.record = wanted.record or Record(wanted.key, wanted.lane, wanted.name, wanted.digest, None, 0, None)
@@ -761,6 +790,7 @@ class Journal:
             )
 
         self._sections.call_soon(report)
+        return durable
 
     def _block_from_thread(self, wanted: Request, attempt: int, question: str) -> None:
         """The start is recorded with the question: by its number the answer finds it again after a restart."""

@@ -19,6 +19,7 @@ from perdure.store.protocol import Append, Blob, Change, Letter, NewRun, Row, Ru
 if TYPE_CHECKING:
     from perdure.clock import Alarm
     from perdure.codec import Packed
+    from perdure.ledger import LedgerEntry
     from perdure.runtime.performer import Flight
 
 
@@ -28,7 +29,7 @@ CHAPTER_TO_BE_PLACED = -1
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """An event on its way into the history. `raw` is what the code gets when it `delivers`; `at` is set if it was
-    delivered already (a lazy result)."""
+    delivered already (a lazy result). `ledger` is the row that an effect has from then on."""
 
     event: e.Event
     input: Packed | None = None
@@ -36,6 +37,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     raw: bytes | None = None
     delivers: bool = False
     at: int | None = None
+    ledger: LedgerEntry | None = None
 
 
 class Standstill(NamedTuple):
@@ -79,6 +81,7 @@ class LiveRun:
         "epoch",
         "execution",
         "flights",
+        "has_effects",
         "has_sections",
         "has_waiting_set",
         "head",
@@ -142,6 +145,7 @@ class LiveRun:
         self.is_slow = False
         self.is_in_turn = False
         self.deferred: list[Callable[[], None]] = []
+        self.has_effects = False
         self.has_sections = False
         self.is_paused = False
         self.is_leaving = False
@@ -227,10 +231,11 @@ class LiveRun:
             self.change = self.change._replace(chapter_seq=self.length + _place_of_chapter(entries))
         if self.lazy:
             entries = _none_later_than_the_next(entries)
+        effects = _rows_of_ledger(entries) if self.has_effects else ()
         rows, blobs = self._rows(entries, now)
         append = Append(
             append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs), self.change,
-            tuple(self.taken), tuple(self.new_runs), tuple(self.watches), tuple(self.letters),
+            tuple(self.taken), tuple(self.new_runs), tuple(self.watches), tuple(self.letters), effects,
         )  # fmt: skip
         written = Written(append, entries, self.then, bool(self.lazy))
         self.entries, self.then, self.change, self.taken = [], [], None, []
@@ -293,6 +298,17 @@ class LiveRun:
             raise AssertionError("no append is under way")
         return written
 
+    def take_back(self, written: Written) -> None:
+        """The append was refused for what of it is left out here; all else goes again, before what came meanwhile."""
+        append = written.append
+        self.entries = [*written.entries, *self.entries]
+        self.then = written.then + self.then
+        self.change = self.change or append.change
+        self.taken = [*append.taken, *self.taken]
+        self.new_runs = [*append.new_runs, *self.new_runs]
+        self.watches = [*append.watches, *self.watches]
+        self.letters = [*append.letters, *self.letters]
+
     def _remember_stored(self, entries: Sequence[Entry]) -> None:
         memo = self.execution.memo
         for entry in entries:
@@ -331,6 +347,11 @@ def _with_starts(starts: Sequence[Entry], entries: Sequence[Entry]) -> list[Entr
     for place, entry in enumerate(entries):
         ordered += (entry, *late.get(place, ()))
     return ordered
+
+
+def _rows_of_ledger(entries: Sequence[Entry]) -> tuple[LedgerEntry, ...]:
+    """Of each operation its last row."""
+    return tuple({entry.ledger.operation_id: entry.ledger for entry in entries if entry.ledger is not None}.values())
 
 
 def _none_later_than_the_next(entries: Sequence[Entry]) -> list[Entry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from perdure.store.protocol import Letter, Mail, Status
 if TYPE_CHECKING:
     from perdure.runtime.live import LiveRun
     from perdure.runtime.turn import Turns
+
+log = logging.getLogger("perdure")
 
 REFUSED = "; refused: "
 NO_VALUE = "no value can unblock this: "
@@ -38,6 +41,7 @@ class ControlLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     choice: str = ""
     value: str | None = None
     call: str = ""
+    reference: str | None = None
 
 
 class ChildKey(msgspec.Struct, frozen=True, array_like=True):
@@ -163,6 +167,9 @@ def _stuck(live: LiveRun, letter: ControlLetter) -> list[Key]:
 def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:
     blocked = live.blocked_calls[key]
     ask = live.execution.open.get(key)
+    if key in live.execution.known.effects:
+        _settle(turns, live, letter, key)
+        return
     message = bytes(ask.unread) if isinstance(ask, UnreadAsk) else turns.sections.unread(live, key)
     value = message if message is not None and letter.choice == "retry" else (letter.value or "null").encode()
     if letter.choice == "value" or (letter.choice == "retry" and message is not None):
@@ -181,6 +188,21 @@ def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) 
             live.then.append(lambda: turns.perform_again(live, key))
     else:
         _supply(live, blocked, letter, value)
+
+
+def _settle(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:
+    """A person says what became of an effect."""
+    blocked, ask = live.blocked_calls[key], live.execution.open.get(key)
+    value, problem = (letter.value or "null").encode(), None
+    if letter.choice in {"succeeded", "value"}:
+        problem = turns.sections.misfit(live, key, value) if ask is None else _misfit(ask, value)
+        problem = problem and f"the value that {letter.by or 'a person'} supplied does not fit: {problem}"
+    problem = problem or turns.effects.settle(live, blocked, key, letter, value)
+    if problem:
+        hint = blocked.hint.partition(REFUSED)[0] + REFUSED + problem
+        turns.parking.block(live, msgspec.structs.replace(blocked, hint=hint))
+    elif letter.choice == "retry":
+        live.then.append(lambda: turns.perform_again(live, key))
 
 
 def _refusal(letter: ControlLetter) -> str:

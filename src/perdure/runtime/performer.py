@@ -14,7 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from perdure.clock import MICROSECONDS, Alarm, Clock
 from perdure.codec import codec_for, dump_exception, pack
@@ -38,12 +38,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN = codec_for(Any)
 
 
+class Handler(Protocol):
+    """Who is told what came of an attempt instead of its being the step's outcome: for effects."""
+
+    def returned(self, flight: Any, value: Any) -> None: ...
+    def failed(self, flight: Any, number: int, error: BaseException) -> None: ...
+    def came_late(self, flight: Any, number: int, value: Any) -> None: ...
+
+
 class Flight:
     """A step under way."""
 
     __slots__ = (
-        "airborne", "alarm", "ask", "beat_at", "deadline", "details", "first_at", "is_over", "is_start_recorded",
-        "live", "number", "performer", "started_at", "task",
+        "airborne", "alarm", "ask", "beat_at", "deadline", "details", "first_at", "handler", "is_over",
+        "is_start_recorded", "live", "number", "performer", "started_at", "task",
     )  # fmt: skip
 
     def __init__(self, performer: Performer, live: LiveRun, ask: StepAsk, before: Attempts, now: int) -> None:
@@ -56,6 +64,7 @@ class Flight:
         self.airborne = 0
         self.is_start_recorded = ask.is_recorded
         self.is_over = False
+        self.handler: Handler | None = None
         self.alarm: Alarm | None = None
         self.task: asyncio.Future[Any] | None = None
         self.started_at = self.beat_at = self.deadline = now
@@ -125,7 +134,7 @@ class Performer:
         if before.retry_at > now:
             self._wait(flight, before.retry_at)
         else:
-            self._enqueue(flight)
+            self.enqueue(flight)
 
     def cancel(self, live: LiveRun, key: tuple[str, int]) -> None:
         """Stop a step that nobody waits for any more; what it still produces is ignored."""
@@ -143,9 +152,20 @@ class Performer:
 
     def _wait(self, flight: Flight, at: int) -> None:
         """Let the next attempt begin then."""
-        flight.alarm = self._clock.wake_at(at, lambda: self._enqueue(flight))
+        flight.alarm = self._clock.wake_at(at, lambda: self.enqueue(flight))
 
-    def _enqueue(self, flight: Flight) -> None:
+    def wait_until(self, flight: Flight, at: int, then: Callable[[], None]) -> None:
+        """Do the next thing about a flight then; a later call replaces an earlier one."""
+        if flight.alarm is not None:
+            flight.alarm.cancel()
+        flight.alarm = self._clock.wake_at(at, then)
+
+    def fresh_context(self) -> contextvars.Context:
+        """The context in which the body of a step begins."""
+        return self._context.copy()
+
+    def enqueue(self, flight: Flight) -> None:
+        """Begin the next attempt as soon as there is room."""
         flight.alarm = None
         if flight.is_over:
             return
@@ -223,7 +243,7 @@ class Performer:
         later; by then the lease is renewed, or what it held is dropped."""
         if number == flight.airborne:
             flight.number -= 1
-            self._land(flight)
+            self.land(flight)
             self._wait(flight, self._clock.now() + PUT_OFF_MICROSECONDS)
 
     def _is_running(self, flight: Flight) -> bool:
@@ -232,7 +252,13 @@ class Performer:
 
     # ── what comes of an attempt ─────────────────────────────────────────────────────────────
     def _returned(self, flight: Flight, number: int, value: Any) -> None:
+        handler = flight.handler
         if number != flight.airborne:
+            if handler is not None:
+                handler.came_late(flight, number, value)
+            return
+        if handler is not None:
+            handler.returned(flight, value)
             return
         ask = flight.ask
         try:
@@ -244,7 +270,7 @@ class Performer:
             error.add_note(f"raised while what {ask.spec.name}() returned was recorded")
             self._give_up(flight, error)
             return
-        self._end(flight)
+        self.end(flight)
         try:
             self._record(flight, e.StepCompleted, raw, delivers=True, is_lazy=ask.spec.lazy)
         except Exception as error:
@@ -277,6 +303,9 @@ class Performer:
     def _failed(self, flight: Flight, number: int, error: BaseException) -> None:
         if number != flight.airborne:
             return
+        if flight.handler is not None:
+            flight.handler.failed(flight, number, error)
+            return
         try:
             self._judge(flight, number, error)
         except Exception as escaped:
@@ -297,19 +326,19 @@ class Performer:
         if isinstance(decision, Again):
             self._try_again(flight, error, decision.at, now)
         elif decision.needs_person:
-            self._land(flight)
+            self.land(flight)
             self._block(flight.live, "needs_person", f"{flight.ask.label}: {message_of(error)}", flight)
         else:
             self._give_up(flight, error)
 
     def _try_again(self, flight: Flight, error: BaseException, at: int, now: int) -> None:
-        self._land(flight)
+        self.land(flight)
         raw = dump_exception(error, flight.ask.spec.raises)
         self._record(flight, e.AttemptFailed, raw, retry_at=at, first_at=flight.first_at)
-        self._wait(flight, at)
+        flight.live.then.append(lambda: self._wait(flight, at))  # that it failed is durable before the next one begins
 
     def _give_up(self, flight: Flight, error: BaseException) -> None:
-        self._end(flight)
+        self.end(flight)
         self._record(flight, e.StepFailed, dump_exception(error, flight.ask.spec.raises), delivers=True)
 
     def _was_cancelled(self, flight: Flight, number: int) -> None:
@@ -327,7 +356,7 @@ class Performer:
         if number == flight.airborne and not self._loop.is_closed():
             self._failed(flight, number, StepTimeoutError("the body was cancelled from outside", "CancelledError"))
 
-    def _end(self, flight: Flight) -> None:
+    def end(self, flight: Flight) -> None:
         flight.live.flights.pop(flight.ask.key, None)
         self._finish(flight)
         flight.task = None  # which holds its context, which holds the flight: a circle a step, were it left
@@ -337,9 +366,9 @@ class Performer:
         if flight.alarm is not None:  # it would keep the run in memory until then
             flight.alarm.cancel()
             flight.alarm = None
-        self._land(flight)
+        self.land(flight)
 
-    def _land(self, flight: Flight) -> None:
+    def land(self, flight: Flight) -> None:
         """The attempt is over: its place is free, and what its body still produces is fenced off."""
         flight.airborne = 0
         if flight in self._running:
@@ -381,7 +410,8 @@ class Performer:
         )
         task = flight.task
         self._failed(flight, number, StepTimeoutError(f"attempt {number} of {flight.ask.label} took {what}"))
-        if task is not None:
+        is_heard = flight.handler is not None and not spec.is_async  # a thread cannot be stopped; its answer may count
+        if task is not None and not is_heard:
             task.cancel()
 
     def beat(self, flight: Flight, number: int, details: Any) -> None:

@@ -24,12 +24,13 @@ from typing import Any
 from perdure.clock import Clock
 from perdure.codec.exceptions import message_of
 from perdure.engine import where
-from perdure.engine.calls import Cancelled, ChildAsk, Command, SectionAsk, StepAsk
+from perdure.engine.calls import Cancelled, ChildAsk, Command, EffectAsk, SectionAsk, StepAsk
 from perdure.engine.execution import Execution
 from perdure.errors import HistoryCorruptError, PerdureBug, StoreError
 from perdure.history import events as e
 from perdure.runtime import load, mail
 from perdure.runtime.children import Children
+from perdure.runtime.effects import Effects
 from perdure.runtime.ends import Ends
 from perdure.runtime.live import Delivery, Entry, LiveRun, Standstill, Written
 from perdure.runtime.parking import Parking
@@ -46,6 +47,7 @@ from perdure.store.protocol import (
     Claim,
     Done,
     Exists,
+    Held,
     Mail,
     NewRun,
     Outcome,
@@ -97,6 +99,7 @@ class Turns:
             clock, self.report, self.parking.block_call, steps_max=steps_max, threads_max=threads_max, provided=provided
         )
         self.performer.on_escape = self.contain
+        self.effects = Effects(self)
         self.live: dict[int, LiveRun] = {}
         self.on_interruption = self.interrupted
         self.on_standstill: Callable[[int, Standstill], None] = lambda rid, how: None
@@ -134,7 +137,9 @@ class Turns:
         for started in live.execution.known.children.values():
             self.on_child(started.run_id)
         if claim.lost_owner is not None:
-            live.record(e.TakenOver(claim.lost_owner, claim.lost_how or "", live.epoch))
+            taken = e.TakenOver(claim.lost_owner, claim.lost_how or "", live.epoch)
+            live.execution.known.note_effect(taken, max(self.clock.now(), live.last_at))
+            live.record(taken)
             self.mark(live)
         live.execution.on_interruption = self.on_interruption
         live.is_slow = live.length > EVENTS_REPLAYED_INLINE_MAX
@@ -199,6 +204,8 @@ class Turns:
             self.take_mail(self.store.mail([live.rid]))
         except StoreError:
             self.on_trouble()
+        if live.execution.known.effects:
+            self.effects.adopt_orphans(live)
         self.advance(live)
 
     def admit_new(self, info: RunInfo, new: NewRun, input_raw: bytes) -> None:
@@ -318,6 +325,8 @@ class Turns:
                 self._deliver(live, written.outcomes(), partial(self._delivered, live, written))
             elif isinstance(outcome, Exists):
                 self.children.exists(live, outcome)
+            elif isinstance(outcome, Held):
+                self.effects.held(live, outcome)
             else:
                 self._lost(live, outcome)
         except Exception as error:
@@ -447,7 +456,7 @@ class Turns:
         """What came before has to be durable first: lazy results, and the starts of a run that may have killed us."""
         if live.is_suspect:
             for command in commands:
-                if isinstance(command, StepAsk) and not command.is_recorded:
+                if type(command) is StepAsk and not command.is_recorded:
                     command.is_recorded = True
                     live.entries.append(_start_of(command))
 
@@ -474,6 +483,9 @@ class Turns:
         if not isinstance(command, Cancelled) and live.execution.open.get(command.key) is not command:
             return
         match command:
+            case EffectAsk():
+                if not live.waits_for_person(command.key):
+                    self.effects.start(live, command)
             case StepAsk():
                 if not live.waits_for_person(command.key):
                     self.performer.start(live, command)
@@ -483,6 +495,14 @@ class Turns:
                 self.sections.start(live, command)
             case Cancelled(ask):
                 self.cancel(live, ask)
+
+    def _cancel_effect(self, live: LiveRun, ask: EffectAsk) -> None:
+        """What may have left stays under way, or with the person who is asked about it, until its outcome is known."""
+        if ask.key not in live.execution.known.cancelled:
+            live.execution.known.cancelled.add(ask.key)
+            live.record(e.CallCancelled(*ask.key, ask.name, ask.use))
+        self.effects.cancel(live, ask)
+        self.mark(live)
 
     def perform_again(self, live: LiveRun, key: tuple[str, int]) -> None:
         """A person wants a stuck step tried again."""
@@ -497,6 +517,9 @@ class Turns:
             self.sections.perform_again(live, key)
 
     def cancel(self, live: LiveRun, ask: Any) -> None:
+        if isinstance(ask, EffectAsk):
+            self._cancel_effect(live, ask)
+            return
         if isinstance(ask, StepAsk):
             self.performer.cancel(live, ask.key)
         elif isinstance(ask, SectionAsk):

@@ -15,6 +15,7 @@ from pathlib import Path
 from perdure.clock import MICROSECONDS, Clock, SystemClock
 from perdure.codec.packing import position_of, told
 from perdure.errors import HistoryCorruptError, StoreError
+from perdure.ledger.entry import LedgerEntry
 from perdure.store import rules
 from perdure.store.protocol import (
     QUIET_KINDS,
@@ -23,10 +24,12 @@ from perdure.store.protocol import (
     Change,
     Claim,
     Done,
+    EffectFilter,
     Ended,
     Exists,
     Fenced,
     Filter,
+    Held,
     Letter,
     Mail,
     Missing,
@@ -107,6 +110,7 @@ class _Shared:
     runs: dict[int, _Run] = field(default_factory=dict[int, _Run])
     by_id: dict[str, int] = field(default_factory=dict[str, int])
     workers: dict[str, _Worker] = field(default_factory=dict[str, _Worker])
+    effects: dict[str, LedgerEntry] = field(default_factory=dict[str, LedgerEntry])
     pruned: dict[int, tuple[str, int, bytes]] = field(default_factory=dict[int, tuple[str, int, bytes]])
     next_rid: int = 1
     next_mail_id: int = 1
@@ -234,9 +238,13 @@ class MemoryStore:
             if there is not None:
                 return Exists(there.info)
             created.add(new.run_id)
-        if all(watch.run_id in created or watch.run_id in self._shared.by_id for watch in append.watches):
-            return None
-        return Missing()
+        if not all(watch.run_id in created or watch.run_id in self._shared.by_id for watch in append.watches):
+            return Missing()
+        for entry in append.effects:
+            holder = self._shared.effects.get(entry.operation_id)
+            if holder is not None and holder.rid != entry.rid:
+                return Held(holder)
+        return None
 
     def _apply(self, run: _Run, append: Append) -> None:
         if append.rows:
@@ -252,6 +260,9 @@ class MemoryStore:
             self._create(new)
         for watch in append.watches:
             self._watch(watch)
+        for entry in append.effects:
+            there_already = self._shared.effects.get(entry.operation_id, entry)
+            self._shared.effects[entry.operation_id] = entry._replace(created_at=there_already.created_at)
         if append.change is not None:
             self._change(run, append.change)
         for sent in append.letters:
@@ -526,6 +537,15 @@ class MemoryStore:
             infos = (self._shared.runs[rid].info for rid in newest_first)
             return [info for info in infos if _fits(info, which)][: which.limit]
 
+    def effect(self, operation_id: str) -> LedgerEntry | None:
+        with self._shared.lock:
+            return self._shared.effects.get(operation_id)
+
+    def effects(self, which: EffectFilter) -> list[LedgerEntry]:
+        with self._shared.lock:
+            newest_last = sorted(self._shared.effects.values(), key=lambda entry: entry.created_at)
+            return [entry for entry in reversed(newest_last) if _is_wanted(entry, which)][: which.limit]
+
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:
         with self._shared.lock:
@@ -535,9 +555,15 @@ class MemoryStore:
                 head = run.rows[-1].hash if run.rows else b""
                 self._shared.pruned[run.info.rid] = (run.info.run_id, run.length, head)
                 del self._shared.runs[run.info.rid], self._shared.by_id[run.info.run_id]
+                self._forget_effects(run.info.rid)
             if chosen:
                 self._count_commit()
             return len(chosen)
+
+    def _forget_effects(self, rid: int) -> None:
+        effects = self._shared.effects
+        for entry in [entry for entry in effects.values() if entry.rid == rid and entry.scope == "run"]:
+            del effects[entry.operation_id]
 
     def _is_prunable(self, run: _Run, ended_before: int) -> bool:
         if not run.info.status.is_final or run.info.updated_at >= ended_before:
@@ -573,6 +599,7 @@ class MemoryStore:
                 "events": sum(run.length for run in runs),
                 "blobs": sum(len(run.blobs) for run in runs),
                 "letters": sum(not letter.is_taken for run in runs for letter in run.letters.values()),
+                "effects": len(self._shared.effects),
                 "workers": len(self._shared.workers),
                 "bytes": sum(_size(run) for run in runs),
                 "schema_version": 0,
@@ -609,3 +636,13 @@ def _fits(info: RunInfo, which: Filter) -> bool:
 def _size(run: _Run) -> int:
     payloads = (len(part) for row in run.rows for part in (row.envelope, row.input, row.output) if part is not None)
     return sum(payloads) + sum(map(len, run.blobs.values()))
+
+
+def _is_wanted(entry: LedgerEntry, which: EffectFilter) -> bool:
+    return (
+        which.rid in {None, entry.rid}
+        and which.action_name in {None, entry.action_name}
+        and which.business_key in {None, entry.business_key}
+        and (which.status is None or entry.status in which.status)
+        and (which.before is None or entry.created_at < which.before)
+    )

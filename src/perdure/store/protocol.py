@@ -20,6 +20,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from perdure.ledger.entry import LedgerEntry
+from perdure.ledger.states import EffectState
+
 
 class Status(StrEnum):
     """Where a run stands. The last three are final."""
@@ -132,10 +135,12 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     Sent again under the same `id` (after a commit whose outcome is unknown) it is applied once and answers the same.
     `taken` are ids of letters that entered the history with it. `new_runs`, `watches` and `letters` belong to the same
     transaction; if a new run's id exists already the whole append is refused with `Exists`, if there is no run to watch
-    with `Missing`. A letter of an append whose addressee has ended, or does not exist, is dropped.
+    with `Missing`. A letter of an append whose addressee has ended, or does not exist, is dropped. `effects` are rows
+    of the ledger, new or in place of the row of the same operation id; if one of them belongs to another run the whole
+    append is refused with `Held`.
 
-    Judged in this order: Missing, the same append again, Fenced, Ended, Moved, Exists. A plain append (rows and blobs
-    alone) does not touch the index row, so `updated_at` stands still.
+    Judged in this order: Missing, the same append again, Fenced, Ended, Moved, Exists, Held. A plain append (rows and
+    blobs alone) does not touch the index row, so `updated_at` stands still.
     """
 
     id: bytes
@@ -149,6 +154,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     new_runs: tuple[NewRun, ...] = ()
     watches: tuple[Watch, ...] = ()
     letters: tuple[Letter, ...] = ()
+    effects: tuple[LedgerEntry, ...] = ()
 
 
 class Letter(NamedTuple):
@@ -187,6 +193,12 @@ class Exists(NamedTuple):
     run: RunInfo
 
 
+class Held(NamedTuple):
+    """The operation is another run's; `entry` is its row. So only with ids that are the same in several runs."""
+
+    entry: LedgerEntry
+
+
 class Moved(NamedTuple):
     """The run has another length than expected: somebody appended first, or this is a bug."""
 
@@ -209,7 +221,7 @@ class Missing(NamedTuple):
     """There is no such run."""
 
 
-Outcome = Done | Exists | Moved | Fenced | Ended | Missing
+Outcome = Done | Exists | Held | Moved | Fenced | Ended | Missing
 
 
 class RunInfo(NamedTuple):
@@ -277,6 +289,17 @@ class Filter(NamedTuple):
     created_until: int | None = None
     parent_run_id: str | None = None
     before_rid: int | None = None
+    limit: int = 100
+
+
+class EffectFilter(NamedTuple):
+    """Which rows of the ledger `effects()` lists, the newest first. Every field narrows. `before`: a `created_at`."""
+
+    rid: int | None = None
+    action_name: str | None = None
+    business_key: str | None = None
+    status: frozenset[EffectState] | None = None
+    before: int | None = None
     limit: int = 100
 
 
@@ -417,10 +440,17 @@ class Store(Protocol):
         in any order. Takes as long as there are such runs, however many others there are."""
         ...
 
+    def effect(self, operation_id: str) -> LedgerEntry | None:
+        """The ledger's row of an operation."""
+        ...
+
+    def effects(self, which: EffectFilter) -> list[LedgerEntry]: ...
+
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:
         """Delete up to `limit` finished runs with their events, blobs and mail, each run whole; what stays is one line
-        per run: run id, rid, length, chain head, times. A finished child whose parent still runs is kept."""
+        per run: run id, rid, length, chain head, times, and its operations of scope `global`, for others still ask for
+        them. A finished child whose parent still runs is kept."""
         ...
 
     def heads(self) -> Iterator[tuple[str, int, int, bytes]]:
@@ -441,5 +471,5 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-QUIET_KINDS = frozenset({"step.started", "run.taken_over"})
+QUIET_KINDS = frozenset({"step.started", "effect.started", "effect.in_doubt", "run.taken_over"})
 """Kinds of events that are no progress."""

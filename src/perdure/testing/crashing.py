@@ -17,7 +17,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeVar
 
 from perdure.errors import StoreError
-from perdure.store.protocol import Claim, Filter, Mail, Outcome, Row, RunInfo, Store, Stored, WorkerInfo, Write
+from perdure.ledger import LedgerEntry
+from perdure.store.protocol import (
+    Claim,
+    EffectFilter,
+    Filter,
+    Mail,
+    Outcome,
+    Row,
+    RunInfo,
+    Store,
+    Stored,
+    WorkerInfo,
+    Write,
+)
 
 When = Literal["before", "after"]
 T = TypeVar("T")
@@ -174,6 +187,12 @@ class CrashingStore:
 
     def runs(self, which: Filter) -> list[RunInfo]:
         return self._living(lambda: self.inner.runs(which))
+
+    def effect(self, operation_id: str) -> LedgerEntry | None:
+        return self._living(lambda: self.inner.effect(operation_id))
+
+    def effects(self, which: EffectFilter) -> list[LedgerEntry]:
+        return self._living(lambda: self.inner.effects(which))
 
     def heads(self) -> Iterator[tuple[str, int, int, bytes]]:
         return self._living(self.inner.heads)

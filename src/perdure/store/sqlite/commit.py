@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from perdure.ledger.entry import LedgerEntry
 from perdure.store import rules
 from perdure.store.protocol import (
     QUIET_KINDS,
@@ -22,6 +23,7 @@ from perdure.store.protocol import (
     Ended,
     Exists,
     Fenced,
+    Held,
     Letter,
     Missing,
     Moved,
@@ -33,7 +35,7 @@ from perdure.store.protocol import (
     Write,
 )
 from perdure.store.sql import load_queries
-from perdure.store.sqlite.rows import run_info
+from perdure.store.sqlite.rows import ledger_entry, run_info
 from perdure.store.sqlite.writer import Facts
 
 QUERIES = load_queries(os.path.join(os.path.dirname(__file__), "queries"))
@@ -47,7 +49,7 @@ def append_alone(connection: sqlite3.Connection, facts: Facts, write: Write) -> 
     """
     if not isinstance(write, Append) or len(write.rows) != 1 or write.blobs or write.taken:
         return None
-    if write.change is not None or write.new_runs or write.watches or write.letters:
+    if write.change is not None or write.new_runs or write.watches or write.letters or write.effects:
         return None
     rid, length = write.rid, write.expected_length
     if facts.standing.get(rid) != (write.epoch, length):
@@ -130,7 +132,7 @@ class Commit:
             refusal = self._judge(append)
             if refusal is not None:
                 return refusal
-        if append.new_runs or append.watches:
+        if append.new_runs or append.watches or append.effects:
             refusal = self._judge_others(append)
             if refusal is not None:
                 return refusal
@@ -168,7 +170,16 @@ class Commit:
         for watch in append.watches:
             if watch.run_id not in created and self._sql("rid_of", watch.run_id).fetchone() is None:
                 return Missing()
-        return None
+        return next(filter(None, (self._judge_effect(entry) for entry in append.effects)), None)
+
+    def _judge_effect(self, entry: LedgerEntry) -> Held | None:
+        """An operation of scope `run` has the run in its id; only a global one can be another run's."""
+        if entry.scope == "run":
+            return None
+        found = self._sql("holder_of_effect", entry.operation_id).fetchone()
+        if found is None or found[0] == entry.rid:
+            return None
+        return Held(ledger_entry(self._sql("effect", entry.operation_id).fetchone()))
 
     def _record(self, append: Append) -> Done:
         rid, rows = append.rid, append.rows
@@ -193,6 +204,8 @@ class Commit:
             self._create(new)
         for watch in append.watches:
             self._watch(watch)
+        for entry in append.effects:
+            self._sql("write_effect", *entry)
         if append.change is not None:
             self._change(append.rid, append.change)
         for letter in append.letters:

@@ -13,10 +13,11 @@ import msgspec
 
 from perdure.codec.packing import position_of, told
 from perdure.errors import HistoryCorruptError
-from perdure.store.protocol import Filter, Mail, Row, RunInfo, Stored, WorkerInfo
+from perdure.ledger.entry import LedgerEntry
+from perdure.store.protocol import EffectFilter, Filter, Mail, Row, RunInfo, Stored, WorkerInfo
 from perdure.store.sqlite.commit import QUERIES
 from perdure.store.sqlite.connect import connect, leaves_doubts, translated
-from perdure.store.sqlite.rows import run_info, worker_info
+from perdure.store.sqlite.rows import ledger_entry, run_info, worker_info
 
 IDLE_READERS_MAX = 4
 
@@ -188,6 +189,19 @@ class Readers:
                     found += map(run_info, rows)
                 kind = connection.execute(QUERIES["unowned_kind_after"], kind).fetchone()
         return found
+
+    def effect(self, operation_id: str) -> LedgerEntry | None:
+        found = self.first("effect", operation_id)
+        return None if found is None else ledger_entry(found)
+
+    def effects(self, which: EffectFilter) -> list[LedgerEntry]:
+        values = {name: value for name, value in which._asdict().items() if value is not None}
+        if which.status is not None:
+            values["status"] = msgspec.json.encode(sorted(which.status)).decode()
+        parts = ["list_effects", *(f"and_{name}" for name in values if name != "limit"), "newest_effect_first"]
+        query = " ".join(QUERIES[part] for part in parts)
+        with self.connection() as connection:
+            return [ledger_entry(row) for row in connection.execute(query, values)]
 
     def workers(self) -> list[WorkerInfo]:
         return [worker_info(row) for row in self.all("all_workers")]

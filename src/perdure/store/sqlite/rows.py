@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from perdure.ledger.entry import LedgerEntry
+from perdure.ledger.states import EffectState
 from perdure.store.protocol import RunInfo, Status, WorkerInfo
 
 RUN_COLUMNS = len(RunInfo._fields)
@@ -21,3 +23,7 @@ def run_info(columns: Sequence[Any]) -> RunInfo:
 
 def worker_info(columns: Sequence[Any]) -> WorkerInfo:
     return WorkerInfo._make((*columns[:5], tuple(msgspec.json.decode(columns[5]))))
+
+
+def ledger_entry(columns: Sequence[Any]) -> LedgerEntry:
+    return LedgerEntry._make((*columns[:10], EffectState(columns[10]), *columns[11:]))

@@ -15,9 +15,11 @@ import msgspec
 
 from perdure.clock import MICROSECONDS, Clock, SystemClock
 from perdure.errors import ForkedError, PerdureBug, PerdureError, StoreBusyError, StoreError, StoreReadOnlyError
+from perdure.ledger.entry import LedgerEntry
 from perdure.store import rules
 from perdure.store.protocol import (
     Claim,
+    EffectFilter,
     Filter,
     Mail,
     Outcome,
@@ -240,6 +242,14 @@ class SqliteStore:
     def runs(self, which: Filter) -> list[RunInfo]:
         self._check_usable()
         return self._readers.runs(which)
+
+    def effect(self, operation_id: str) -> LedgerEntry | None:
+        self._check_usable()
+        return self._readers.effect(operation_id)
+
+    def effects(self, which: EffectFilter) -> list[LedgerEntry]:
+        self._check_usable()
+        return self._readers.effects(which)
 
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:

@@ -74,6 +74,39 @@ CREATE TABLE mailbox (
 
 CREATE INDEX mailbox_waiting ON mailbox (rid) WHERE taken = 0;
 
+-- The ledger: what became of every outside action. Rows in the order in which they were asked for; ids are random.
+CREATE TABLE effects (
+    operation_id TEXT NOT NULL UNIQUE,
+    rid INTEGER NOT NULL,
+    run_id TEXT NOT NULL,
+    call TEXT NOT NULL,                 -- the call that first asked: chapter:task:n
+    label TEXT NOT NULL,
+    action_name TEXT NOT NULL,
+    scope TEXT NOT NULL,
+    business_key TEXT NOT NULL,
+    revision INTEGER NOT NULL,
+    request_hash BLOB NOT NULL,
+    status TEXT NOT NULL,
+    downstream TEXT NOT NULL,
+    risk TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    updated_at INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    started_at INTEGER NOT NULL,
+    committed_at INTEGER NOT NULL,
+    external_ref TEXT,
+    external_request_id TEXT,
+    response_hash BLOB,
+    result_json BLOB,                   -- if it is small; else in the run's blobs under response_hash
+    compensated_by TEXT,
+    note TEXT NOT NULL,
+    other_references TEXT NOT NULL
+) STRICT;
+
+CREATE INDEX effects_by_run ON effects (rid);
+CREATE INDEX effects_by_key ON effects (business_key);
+CREATE INDEX effects_open ON effects (status) WHERE status IN ('started', 'unknown', 'failed_retryable');
+
 -- Who is told when a run ends.
 CREATE TABLE watchers (
     rid INTEGER NOT NULL,

@@ -27,6 +27,9 @@ DELETE FROM mailbox WHERE rid = ?;
 -- name: delete_watchers
 DELETE FROM watchers WHERE rid = ?;
 
+-- name: delete_effects
+DELETE FROM effects WHERE rid = ? AND scope = 'run';
+
 -- name: delete_run
 DELETE FROM runs WHERE rid = ?;
 
@@ -50,6 +53,7 @@ SELECT
     (SELECT count(*) FROM events),
     (SELECT count(*) FROM blobs),
     (SELECT count(*) FROM mailbox WHERE taken = 0),
+    (SELECT count(*) FROM effects),
     (SELECT count(*) FROM workers);
 
 -- name: size

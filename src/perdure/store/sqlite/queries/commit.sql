@@ -13,6 +13,29 @@ INSERT INTO events (rid, seq, at, kind, envelope, input, output, hash, append_id
 -- name: insert_blob
 INSERT INTO blobs (rid, digest, body) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
 
+-- name: write_effect
+INSERT INTO effects (
+    operation_id, rid, run_id, call, label, action_name, scope, business_key, revision, request_hash, status, downstream,
+    risk, created_at, updated_at, attempts, started_at, committed_at, external_ref, external_request_id, response_hash,
+    result_json, compensated_by, note, other_references
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (operation_id) DO UPDATE SET
+    status = excluded.status,
+    updated_at = excluded.updated_at,
+    attempts = excluded.attempts,
+    started_at = excluded.started_at,
+    committed_at = excluded.committed_at,
+    external_ref = excluded.external_ref,
+    external_request_id = excluded.external_request_id,
+    response_hash = excluded.response_hash,
+    result_json = excluded.result_json,
+    compensated_by = excluded.compensated_by,
+    note = excluded.note,
+    other_references = excluded.other_references;
+
+-- name: holder_of_effect
+SELECT rid FROM effects WHERE operation_id = ?;
+
 -- name: note_rowless
 UPDATE runs SET last_rowless = ? WHERE rid = ?;
 

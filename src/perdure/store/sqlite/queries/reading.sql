@@ -1,4 +1,4 @@
--- Reads. Columns of a run in the order of RunInfo, of an event in the order of Row.
+-- Reads. Columns of a run in the order of RunInfo, of an event in the order of Row, of an effect in that of LedgerEntry.
 
 -- name: run_by_id
 SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input_digest, created_at, updated_at,
@@ -75,3 +75,30 @@ WHERE owner = ?;
 
 -- name: all_mail
 SELECT mail_id, rid, kind, key, body, sent_at FROM mailbox WHERE taken = 0;
+
+-- name: effect
+SELECT operation_id, rid, run_id, call, label, action_name, scope, business_key, revision, request_hash, status, downstream,
+    risk, created_at, updated_at, attempts, started_at, committed_at, external_ref, external_request_id, response_hash,
+    result_json, compensated_by, note, other_references
+FROM effects WHERE operation_id = ?;
+
+-- name: list_effects
+SELECT operation_id, rid, run_id, call, label, action_name, scope, business_key, revision, request_hash, status, downstream,
+    risk, created_at, updated_at, attempts, started_at, committed_at, external_ref, external_request_id, response_hash,
+    result_json, compensated_by, note, other_references
+FROM effects WHERE TRUE
+
+-- name: and_rid
+AND rid = :rid
+
+-- name: and_action_name
+AND action_name = :action_name
+
+-- name: and_business_key
+AND business_key = :business_key
+
+-- name: and_before
+AND created_at < :before
+
+-- name: newest_effect_first
+ORDER BY created_at DESC, rowid DESC LIMIT :limit

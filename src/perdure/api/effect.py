@@ -1,0 +1,258 @@
+"""The decorator `@effect`, and what hangs on an effect: its key, its look-up, its undoing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from datetime import timedelta
+from typing import Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast, overload
+
+import msgspec
+
+from perdure.api.calls import Call, DurableFunction, execution_here, same_signature
+from perdure.api.declaration import check_step
+from perdure.codec import arguments_codec_for
+from perdure.engine.execution import Execution
+from perdure.errors import DeclarationError, NotDurableError, UsageError
+from perdure.ledger.operations import business_key_of
+from perdure.runtime.attempt import ATTEMPT, JOURNAL
+from perdure.runtime.effects import EffectFlight
+from perdure.runtime.operation import Operation
+from perdure.specs import (
+    DEFAULT_TIMEOUT_SECONDS,
+    CanLookUp,
+    Downstream,
+    EffectSpec,
+    Found,
+    Idempotent,
+    NoGuarantee,
+    NotFound,
+    Retry,
+    Unsure,
+    seconds,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+Answer = Found[R] | NotFound | Unsure
+"""What a look-up returns."""
+
+
+class _Effect(DurableFunction[P, R], Generic[P, R]):
+    """What `def` and `async def` effects have in common."""
+
+    spec: EffectSpec
+
+    def __init__(self, spec: EffectSpec) -> None:
+        self.spec = spec
+        same_signature(self, spec.function)
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """The call as a value, not made yet."""
+        return Call(self, args, kwargs)
+
+    # ── what hangs on it ─────────────────────────────────────────────────────────────────────
+    def key(self, function: Callable[P, str | int], /) -> Callable[P, str | int]:
+        """Declare the business key: what makes this effect one and the same, from the effect's own arguments.
+
+        It may depend on the arguments alone. Two calls of one run with the same key are one operation.
+
+        >>> @refund.key                                                           # doctest: +SKIP
+        ... def _(claim: Claim, amount: int) -> str: return claim.order_id
+        """
+        self._takes_same(function, "key", skip=0)
+        if inspect.iscoroutinefunction(function):
+            raise DeclarationError(f"the key of {self.name} is a plain function: it may depend on the arguments alone")
+        self._add(key=function)
+        return function
+
+    def lookup(
+        self, function: Callable[[Operation], Awaitable[Answer[R]]] | Callable[[Operation], Answer[R]], /
+    ) -> Callable[[Operation], Any]:
+        """Declare how to find out what became of an operation: `Found(result)`, `NotFound()` or `Unsure(why)`.
+
+        It is asked when an attempt's outcome is in doubt; it must not change anything.
+        """
+        if self.spec.downstream.kind == "no_guarantee":
+            raise DeclarationError(
+                f"{self.name} has a lookup, so the other side can be asked: declare "
+                "downstream=CanLookUp(settle_after=...)"
+            )
+        if _count_of_parameters(function) != 1:
+            raise DeclarationError(f"the lookup of {self.name} takes one argument, the perdure.Operation")
+        self._add(lookup=function)
+        return function
+
+    def undo(self, function: Callable[Concatenate[R, P], Any], /) -> Callable[Concatenate[R, P], Any]:
+        """Declare what takes the effect back: first its result, then the arguments that it was called with. It is an
+        effect of its own, with an id of its own."""
+        self._takes_same(function, "undo", skip=1)
+        self._add(undo=function)
+        return function
+
+    def _add(self, **more: Any) -> None:
+        (name,) = more
+        if getattr(self.spec, name) is not None:
+            raise DeclarationError(f"{self.name} has a {name} already: there is one of each")
+        self.spec = msgspec.structs.replace(self.spec, **more)
+
+    def _takes_same(self, function: Callable[..., Any], what: str, *, skip: int) -> None:
+        """The function has the effect's own parameters, after `skip` others."""
+        wanted = [p.name for p in inspect.signature(self.spec.function).parameters.values()]
+        given = [p.name for p in inspect.signature(function).parameters.values()]
+        if given[skip:] != wanted or len(given) < skip:
+            shown = ", ".join([*["result"][:skip], *wanted])
+            raise DeclarationError(f"the {what} of {self.name} takes ({shown}), not ({', '.join(given)})")
+
+    # ── being called ─────────────────────────────────────────────────────────────────────────
+    def _ask(self, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
+        return execution.ask_step(self.spec, args, kwargs, business_key_of(self.spec, args, kwargs))
+
+    def _ask_journal(self, journal: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
+        return journal.step(self.spec, args, kwargs)  # type: ignore[no-any-return]
+
+    async def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        if ATTEMPT.get() is not None:
+            raise UsageError(
+                f"effect {self.name} was called inside the body of a step: nothing would account for it there. Call it "
+                "from the workflow"
+            )
+        raise NotDurableError(
+            f"effect {self.name} was called outside a run: nothing would account for it. Call it from a workflow, or "
+            f"{self.name}.plain(...) if you mean it"
+        )
+
+
+class Effect(_Effect[P, R], Generic[P, R]):
+    """An `async def` effect. Awaited in a workflow it is accounted for; elsewhere it raises NotDurableError."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        return Call(self, args, kwargs)
+
+    async def plain(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The function itself, accounted for by nobody."""
+        result: R = await self.spec.function(*args, **kwargs)
+        return result
+
+
+class SyncEffect(_Effect[P, R], Generic[P, R]):
+    """A `def` effect: it runs in a thread. In a `def` workflow it is called as usual, in an async one as
+    `await send.call(...)`."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if execution_here() is None and (ATTEMPT.get() is not None or JOURNAL.get() is None):
+            self._refuse()
+        return self._call_plain_function(args, kwargs)
+
+    def plain(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The function itself, accounted for by nobody."""
+        result: R = self.spec.function(*args, **kwargs)
+        return result
+
+
+class _EffectDecorator:
+    """What `effect(...)` gives."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Effect[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> SyncEffect[P, R]: ...
+    def __call__(self, function: Callable[..., Any], /) -> Any:
+        return _make_effect(function, **self._options)
+
+
+def effect(
+    *,
+    downstream: Downstream,
+    scope: Literal["run", "global"] = "run",
+    reversible: bool = True,
+    recovery: Literal["verify", "compensate"] = "verify",
+    risk: Literal["low", "high"] = "low",
+    on_repeat: Literal["refuse", "reuse"] = "refuse",
+    retry: Retry | None = None,
+    timeout: timedelta | float = DEFAULT_TIMEOUT_SECONDS,
+    name: str | None = None,
+    aliases: Iterable[str] = (),
+    raises: Iterable[type[BaseException]] = (),
+) -> _EffectDecorator:
+    """Declare an effect: a step that changes the outside world. It has an operation id and an entry in the ledger; it
+    is recorded as started before it is tried, and what became of it is succeeded, failed, or unknown.
+
+    `downstream`: what the other side guarantees, `Idempotent()`, `CanLookUp(settle_after=)` or `NoGuarantee()`; what we
+    do after a crash in the middle follows from it, so there is no default. `scope="global"`: the key is the same for
+    all runs. `retry`: default one attempt, three if the downstream is idempotent; an attempt whose outcome is in doubt
+    is never simply repeated. `name`: what stands in ids and histories; after a rename give the old ones as `aliases`.
+    `on_repeat="reuse"`: another call with the same key and request gets the recorded answer. `reversible`, `risk`: for
+    policies, and for people who decide. `recovery="compensate"`: a promise that was made; it is undone only after a
+    person confirmed.
+
+    Every effect needs a `.key`. Raises DeclarationError for what cannot be meant.
+
+    >>> @effect(downstream=Idempotent())                                          # doctest: +SKIP
+    ... async def charge(order_id: str, cents: int) -> str: ...
+    """
+    return _EffectDecorator(
+        {
+            "downstream": downstream, "scope": scope, "reversible": reversible, "recovery": recovery, "risk": risk,
+            "on_repeat": on_repeat, "retry": retry, "timeout": timeout, "name": name, "aliases": aliases,
+            "raises": raises,
+        }
+    )  # fmt: skip
+
+
+def _make_effect(function: Callable[..., Any], *, downstream: Any, retry: Retry | None, **options: Any) -> Any:
+    check_step(function)
+    name = options["name"] or function.__name__
+    if not isinstance(downstream, Idempotent | CanLookUp | NoGuarantee):
+        raise DeclarationError(
+            f"effect {name}: downstream={downstream!r}; say what the other side guarantees: Idempotent(), "
+            "CanLookUp(settle_after=...) or NoGuarantee()"
+        )
+    for option, allowed in _ALLOWED.items():
+        if options[option] not in allowed:
+            shown = ", ".join(map(repr, allowed))
+            raise DeclarationError(f"effect {name}: {option}={options[option]!r}; one of {shown}")
+    if retry is not None and not isinstance(retry, Retry):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DeclarationError(f"effect {name}: retry={retry!r}; a perdure.Retry is wanted")
+    attempts = Retry() if isinstance(downstream, Idempotent) else Retry(max_attempts=1)
+    arguments = arguments_codec_for(function)
+    spec = EffectSpec(
+        name=name, function=function, is_async=inspect.iscoroutinefunction(function), arguments=arguments,
+        result=arguments.result, retry=retry or attempts,
+        timeout_seconds=seconds(options["timeout"], what=f"effect {name}: timeout"), raises=tuple(options["raises"]),
+        downstream=downstream, scope=options["scope"], reversible=options["reversible"],
+        compensates=options["recovery"] == "compensate", risk=options["risk"], on_repeat=options["on_repeat"],
+        aliases=tuple(options["aliases"]),
+    )  # fmt: skip
+    return cast(Any, Effect if spec.is_async else SyncEffect)(spec)
+
+
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "scope": ("run", "global"),
+    "reversible": (True, False),
+    "recovery": ("verify", "compensate"),
+    "risk": ("low", "high"),
+    "on_repeat": ("refuse", "reuse"),
+}
+
+
+def _count_of_parameters(function: Callable[..., Any]) -> int:
+    return len(inspect.signature(function).parameters)
+
+
+def operation() -> Operation:
+    """The operation that the running effect is about: `perdure.operation().id` is the idempotency key to send.
+
+    UsageError outside the body of an effect."""
+    running = ATTEMPT.get()
+    if not isinstance(running, EffectFlight):
+        raise UsageError("perdure.operation() belongs inside the body of an effect")
+    return running.operation()

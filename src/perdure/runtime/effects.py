@@ -1,0 +1,856 @@
+"""Performs effects: prepare, execute, commit; and finds out what became of those in doubt.
+
+    ask ──▶ prepare (the ledger: may it be sent?) ──▶ STARTED, durable ──▶ the body, under the lease ──▶ what came of it
+
+What came of it is one of three: it happened, it provably did not, or nobody knows. The rules are `perdure.ledger`'s;
+here they are carried out. Where an effect stands is read from the history alone (`Known.effects`), which the events
+recorded here keep up to date; the ledger's row changes in the commit of its event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perdure.clock import MICROSECONDS
+from perdure.codec import dump_exception, pack, unpack
+from perdure.codec.exceptions import message_of
+from perdure.engine.calls import Attempts, EffectAsk, Key
+from perdure.engine.known import Standing
+from perdure.errors import (
+    DuplicateOperation,
+    EncodeError,
+    OperationConflict,
+    PerdureError,
+    RunCancelledError,
+    StepError,
+    StoreError,
+)
+from perdure.history import events as e
+from perdure.http.classify import Failure, Kind, Sent, classify
+from perdure.ledger import (
+    Answered,
+    AskPerson,
+    Call,
+    Conflict,
+    Doubt,
+    Duplicate,
+    EffectState,
+    GoOn,
+    Happening,
+    Held,
+    LedgerEntry,
+    LookUpNow,
+    NextRevision,
+    NothingHappened,
+    Perform,
+    SendAgain,
+    WaitUntil,
+    next_move,
+    operation_id,
+    prepare,
+    quiet_until,
+)
+from perdure.ledger.entry import RESULT_IN_ROW_BYTES_MAX
+from perdure.runtime.attempt import ATTEMPT
+from perdure.runtime.live import Entry, LiveRun
+from perdure.runtime.operation import Operation
+from perdure.runtime.performer import PUT_OFF_MICROSECONDS, Flight
+from perdure.runtime.retrying import Again, next_attempt
+from perdure.specs import CanLookUp, EffectSpec, Found, NotFound, Unsure
+from perdure.store import protocol
+
+if TYPE_CHECKING:
+    from perdure.runtime.turn import Turns
+
+log = logging.getLogger("perdure")
+
+LOOKUP_SECONDS_MAX = 60.0
+HELD_LOOK_MICROSECONDS = 250_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SETTLES = "settle it: `perdure inbox settle RUN --succeeded --value ... | --failed | --retry`"
+
+
+class EffectFlight(Flight):
+    """An effect under way: through all its attempts, look-ups and waits, until it is proven or a person is asked."""
+
+    __slots__ = ("effects", "entry", "is_cancelled", "operations")
+    ask: EffectAsk
+    entry: LedgerEntry
+
+    def __init__(self, effects: Effects, live: LiveRun, ask: EffectAsk, now: int) -> None:
+        super().__init__(effects.performer, live, ask, Attempts(), now)
+        self.effects = self.handler = effects
+        self.is_cancelled = False
+        self.operations: dict[int, Operation] = {}
+
+    @property
+    def spec(self) -> EffectSpec:
+        spec = self.ask.spec
+        if not isinstance(spec, EffectSpec):
+            raise AssertionError("an effect's call without an effect's spec")
+        return spec
+
+    @property
+    def standing(self) -> Standing:
+        return self.live.execution.known.effects[self.ask.key]
+
+    @property
+    def may_have_left(self) -> bool:
+        """Whether the request may have left, and nothing proves what became of it."""
+        standing = self.live.execution.known.effects.get(self.ask.key)
+        return standing is not None and standing.state.is_open
+
+    def operation(self) -> Operation:
+        """What the body of the attempt under way gets: one and the same however often it asks."""
+        number = self.number
+        if number not in self.operations:
+            self.operations[number] = self.operation_of(self.effects.noter(self))
+        return self.operations[number]
+
+    def operation_of(self, note: Callable[[str], Awaitable[None]] | None) -> Operation:
+        entry = self.entry
+        names, keywords = self.ask.spec.arguments.loads(self.ask.input)
+        bound = inspect.signature(self.ask.spec.function).bind(*names, **keywords)
+        return Operation(
+            id=entry.operation_id, action=entry.action_name, run_id=entry.run_id, business_key=entry.business_key,
+            revision=entry.revision, attempt=entry.attempts, request_hash=entry.request_hash.hex(),
+            arguments=dict(bound.arguments), started_at=_EPOCH + timedelta(microseconds=entry.started_at),
+            reference=entry.external_ref, external_request_id=entry.external_request_id, note=note,
+        )  # fmt: skip
+
+
+class Effects:
+    """All effects of the runs in memory."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._loop = asyncio.get_running_loop()
+        self._looks: set[asyncio.Task[None]] = set()
+
+    @property
+    def performer(self) -> Any:
+        return self._turns.performer
+
+    # ── prepare ──────────────────────────────────────────────────────────────────────────────
+    def start(self, live: LiveRun, ask: EffectAsk) -> None:
+        """The code asks for an effect: send it, answer it from the ledger, or go on where it stood."""
+        flight = EffectFlight(self, live, ask, self._turns.clock.now())
+        live.flights[ask.key] = flight
+        if ask.key in live.execution.known.effects:
+            self._go_on(flight)
+        else:
+            self._prepare(flight)
+
+    def _prepare(self, flight: EffectFlight) -> None:
+        if flight.is_over:
+            return
+        try:
+            decision, entry = self._decide(flight)
+        except StoreError as error:
+            self._later(flight, PUT_OFF_MICROSECONDS, self._prepare, error)
+            return
+        flight.entry = entry
+        match decision:
+            case Perform():
+                self._send(flight)
+            case Answered(entry):
+                self._answer(flight, entry)
+            case Held():
+                self._wait(flight, self._turns.clock.now() + HELD_LOOK_MICROSECONDS, self._prepare)
+            case GoOn(entry):
+                self._lost(flight, "it was started under this id, and the history does not know it", counts=False)
+            case Duplicate(entry):
+                self._deny(flight, _duplicate(flight.ask, entry), "duplicate")
+            case Conflict(entry):
+                self._deny(flight, _conflict(flight.ask, entry), "conflict")
+            case _:
+                raise AssertionError("the revisions were gone through")
+
+    def _decide(self, flight: EffectFlight) -> tuple[Any, LedgerEntry]:
+        """What to do, and the row that it is about: that of the last revision, or a new one."""
+        live, ask, spec = flight.live, flight.ask, flight.spec
+        if ask.packed is None:
+            ask.packed = pack(ask.input, live.execution.memo)
+        chapter = live.execution.beginning.chapter
+        label, request = f"{chapter}:{ask.key[0]}:{ask.key[1]}", ask.view or ask.packed.digest
+        call = Call(live.rid, label, request, spec.on_repeat == "reuse")
+        revision = 0
+        while True:
+            found, name = self._find(flight, revision)
+            decision = prepare(call, found)
+            if not isinstance(decision, NextRevision):
+                return decision, found or self._new_entry(flight, call, name, revision)
+            revision += 1
+
+    def _find(self, flight: EffectFlight, revision: int) -> tuple[LedgerEntry | None, str]:
+        """The row under the effect's name, or under a name that it had before."""
+        spec = flight.spec
+        for name in (spec.name, *spec.aliases):
+            found = self._turns.store.effect(self._operation_id(flight, name, revision))
+            if found is not None:
+                return found, name
+        return None, spec.name
+
+    def _operation_id(self, flight: EffectFlight, name: str, revision: int) -> str:
+        return operation_id(
+            scope=flight.spec.scope, run_id=flight.live.run_id, name=name, business_key=flight.ask.business_key,
+            revision=revision,
+        )  # fmt: skip
+
+    def _new_entry(self, flight: EffectFlight, call: Call, name: str, revision: int) -> LedgerEntry:
+        live, ask, spec, now = flight.live, flight.ask, flight.spec, self._turns.clock.now()
+        return LedgerEntry(
+            self._operation_id(flight, name, revision), live.rid, live.run_id, call.call, ask.label, name, spec.scope,
+            ask.business_key, revision, call.request_hash, EffectState.PENDING, spec.downstream.kind, spec.risk, now,
+            now,
+        )  # fmt: skip
+
+    def _deny(self, flight: EffectFlight, error: PerdureError, how: str) -> None:
+        """Refused before anything was sent. The row of the other call stays as it is."""
+        self._fail(flight, dump_exception(error, ()), how, None)
+
+    def _answer(self, flight: EffectFlight, entry: LedgerEntry) -> None:
+        """The operation has its answer already."""
+        raw = entry.result
+        try:
+            if raw is None and entry.response_hash is not None:
+                raw = unpack(entry.response_hash, None, partial(self._turns.store.blob, entry.rid))
+        except StoreError as error:
+            self._later(flight, PUT_OFF_MICROSECONDS, self._prepare, error)
+            return
+        if entry.status is EffectState.SUCCEEDED and raw is not None:
+            self._succeed(flight, raw, "reused", None)
+        elif entry.status is EffectState.SUCCEEDED:
+            self._undecodable(flight, "it succeeded, and its result could not be recorded", None)
+        else:
+            refused = StepError(f"{entry.label} was refused: {entry.note}")
+            self._fail(flight, dump_exception(refused, ()), "reused", None)
+
+    # ── execute ──────────────────────────────────────────────────────────────────────────────
+    def _send(self, flight: EffectFlight) -> None:
+        """Record that an attempt is about to leave; when that is durable, let it."""
+        live, ask = flight.live, flight.ask
+        if flight.is_over:
+            return
+        if flight.is_cancelled and not flight.may_have_left:
+            self._give_up_cancelled(flight)
+            return
+        if live.is_parked:  # nothing new leaves; it goes on where it stands when that is over
+            self._land(flight)
+            live.flights.pop(ask.key, None)
+            live.held.append(ask)
+            return
+        happening = Happening.SENT if flight.entry.status is not EffectState.STARTED else Happening.SENT_AGAIN
+        entry = flight.entry = flight.entry.moved(happening, now=self._turns.clock.now())
+        flight.number = entry.attempts - 1
+        kept, packed = ask.spec.record_input, None if ask.is_recorded else ask.packed
+        digest, view = (packed.digest, ask.view) if packed is not None else (None, None)
+        ask.is_recorded = flight.is_start_recorded = True
+        self._record(
+            flight,
+            e.EffectStarted(
+                *ask.key, ask.name, ask.use, digest, view, kept, entry.attempts, entry.operation_id, ask.business_key,
+                entry.revision,
+            ),
+            entry, input=packed if kept else None,
+        )  # fmt: skip
+        live.then.append(partial(self._launch, flight, entry.attempts))
+        self._turns.mark(live)
+
+    def _launch(self, flight: EffectFlight, attempt: int) -> None:
+        """The start is durable. Whoever cancelled it meanwhile is in time: nothing has left."""
+        if flight.is_over or flight.entry.attempts != attempt:
+            return
+        if flight.is_cancelled:
+            entry = flight.entry.moved(Happening.NOT_DONE, now=self._turns.clock.now())
+            flight.entry = entry
+            self._give_up_cancelled(flight)
+            return
+        self.performer.enqueue(flight)
+
+    def held(self, live: LiveRun, outcome: protocol.Held) -> None:
+        """Another run was faster with an operation that both want: nothing of this append is written. All of it goes
+        again, without that start, which is prepared again."""
+        written, operation = live.landed(), outcome.entry.operation_id
+        mine = [f for f in live.flights.values() if isinstance(f, EffectFlight) and f.entry.operation_id == operation]
+        entries = [entry for entry in written.entries if getattr(entry.event, "operation", "") != operation]
+        then = [then for then in written.then if not _is_launch_of(then, mine)]
+        live.take_back(msgspec.structs.replace(written, entries=entries, then=then))
+        for flight in mine:
+            live.execution.known.effects.pop(flight.ask.key, None)
+            flight.is_start_recorded = flight.ask.is_recorded = False
+            self._prepare(flight)
+        self._turns.mark(live)
+
+    # ── what comes of an attempt ─────────────────────────────────────────────────────────────
+    def returned(self, flight: EffectFlight, value: Any) -> None:
+        """The body returned: it happened, whatever its result."""
+        self.performer.land(flight)
+        if flight.live.is_in_turn:
+            flight.live.deferred.append(lambda: self.returned(flight, value))
+            return
+        now, reference = self._turns.clock.now(), _reference(flight)
+        entry = flight.entry.moved(Happening.RETURNED, now=now)._replace(external_ref=reference)
+        try:
+            raw = flight.spec.result.dumps(value)
+        except EncodeError as error:
+            flight.entry = entry._replace(note=f"its result cannot be recorded: {error}")
+            hint = f"{flight.ask.label} succeeded, and its result cannot be recorded: {error}"
+            self._undecodable(flight, hint, flight.entry)
+            return
+        flight.entry = entry
+        self._succeed(flight, raw, "returned", entry)
+
+    def failed(self, flight: EffectFlight, number: int, error: BaseException) -> None:
+        """The body raised, or took too long: a proof that nothing happened, or a doubt."""
+        self.performer.land(flight)
+        if flight.live.is_in_turn:
+            flight.live.deferred.append(lambda: self.failed(flight, number, error))
+            return
+        now = self._turns.clock.now()
+        try:
+            failure = classify(error, now=now)
+            decision = self._decision(flight, failure, now)
+        except Exception as problem:
+            problem.add_note(f"raised by Retry(on=) of {flight.spec.name}")
+            failure, decision, error = Failure(Kind.FINAL, Sent.UNKNOWN, message_of(problem)), None, problem
+        self._keep_reference(flight)
+        if failure.sent is Sent.UNKNOWN:
+            why = f"{type(error).__name__}: {message_of(error)}"
+            again = decision if isinstance(decision, Again) else None
+            self._lost(flight, why, again=again, wants_person=failure.kind is Kind.PERSON)
+        elif isinstance(decision, Again):
+            raw, counted = dump_exception(error, flight.spec.raises), flight.standing.failed + 1
+            self._not_done(flight, raw, decision.at, counted, failure.reason)
+        else:
+            entry = flight.entry.moved(Happening.REFUSED, now=now, note=message_of(error))
+            self._fail(flight, dump_exception(error, flight.spec.raises), "refused", entry)
+
+    def _decision(self, flight: EffectFlight, failure: Failure, now: int) -> Any:
+        standing = flight.standing
+        return next_attempt(
+            flight.spec.retry, attempt=standing.failed + 1, first_at=standing.first_at, now=now, failure=failure,
+            random=random.random(),
+        )  # fmt: skip
+
+    def came_late(self, flight: EffectFlight, number: int, value: Any) -> None:
+        """An attempt that was given up for lost has returned after all: a proof where there was none, a second answer
+        where there was one."""
+        live = flight.live
+        if live.is_gone or live.is_leaving:
+            return
+        if live.is_in_turn:
+            live.deferred.append(lambda: self.came_late(flight, number, value))
+            return
+        said = flight.operations[number].reference if number in flight.operations else None
+        standing = live.execution.known.effects.get(flight.ask.key)
+        if standing is None:
+            self._note_second_answer(flight, number, said)
+        elif standing.state is EffectState.UNKNOWN and flight.entry.status is EffectState.UNKNOWN:
+            self._answered_late(flight, value, said)
+
+    def _answered_late(self, flight: EffectFlight, value: Any, reference: str | None) -> None:
+        try:
+            raw = flight.spec.result.dumps(value)
+        except EncodeError:
+            return  # what became of it is asked for all the same, and its result by a person
+        live, key = flight.live, flight.ask.key
+        entry = flight.entry.moved(Happening.ANSWERED_LATE, now=self._turns.clock.now())
+        flight.entry = entry._replace(external_ref=reference or entry.external_ref)
+        if key in live.blocked_calls:
+            unblocked = e.RunUnblocked("answered_late", "", *key, "the attempt that was given up for lost has returned")
+            live.note_unblocked(unblocked)
+            live.record(unblocked)
+            live.change = self._turns.parking.change(live)
+        self._succeed(flight, raw, "late", flight.entry)
+
+    def _note_second_answer(self, flight: EffectFlight, number: int, reference: str | None) -> None:
+        """Success twice, under two references: kept and shown, never in place of the first."""
+        ask, entry = flight.ask, flight.entry
+        if reference is None or reference in {entry.external_ref, *entry.references.split(" ")}:
+            return
+        others = f"{entry.references} {reference}".strip()
+        note = f"attempt {number} answered success too, under another reference: {reference}"
+        flight.entry = entry._replace(references=others, note=note, updated_at=self._turns.clock.now())
+        event = e.EffectNoted(*ask.key, ask.name, ask.use, entry.operation_id, None, reference, note)
+        self._record(flight, event, flight.entry)
+        log.error("run %s: %s: %s", flight.live.run_id, ask.label, note)
+        self._turns.mark(flight.live)
+
+    # ── commit ───────────────────────────────────────────────────────────────────────────────
+    def _succeed(self, flight: EffectFlight, raw: bytes, how: str, entry: LedgerEntry | None) -> None:
+        live, ask = flight.live, flight.ask
+        output = pack(raw, live.execution.memo)
+        small = raw if len(raw) <= RESULT_IN_ROW_BYTES_MAX else None
+        if entry is not None:
+            entry = entry._replace(response_hash=output.digest, result=small)
+        reference = entry.external_ref if entry is not None else None
+        digest, view, kept, packed = self._input(flight)
+        event = e.EffectSucceeded(
+            *ask.key, ask.name, ask.use, output.digest, digest, view, kept, flight.number, flight.entry.started_at,
+            flight.entry.operation_id, ask.business_key, reference, how,
+        )  # fmt: skip
+        self._finish(flight)
+        self._record(flight, event, entry, raw=raw, output=output, input=packed, delivers=True)
+        self._turns.mark(live)
+
+    def _fail(self, flight: EffectFlight, raw: bytes, how: str, entry: LedgerEntry | None) -> None:
+        live, ask = flight.live, flight.ask
+        output = pack(raw, live.execution.memo)
+        digest, view, kept, packed = self._input(flight)
+        event = e.EffectFailed(
+            *ask.key, ask.name, ask.use, output.digest, digest, view, kept, flight.number, flight.entry.started_at,
+            flight.entry.operation_id, ask.business_key, how,
+        )  # fmt: skip
+        self._finish(flight)
+        self._record(flight, event, entry, raw=raw, output=output, input=packed, delivers=True)
+        self._turns.mark(live)
+
+    def _not_done(self, flight: EffectFlight, raw: bytes, retry_at: int, counted: int, note: str) -> None:
+        """Proven that nothing happened; another attempt follows."""
+        ask = flight.ask
+        happening = Happening.NOT_DONE if flight.entry.status is EffectState.STARTED else Happening.NOT_FOUND
+        flight.entry = flight.entry.moved(happening, now=self._turns.clock.now(), note=note)
+        output = pack(raw, flight.live.execution.memo)
+        event = e.EffectNotDone(
+            *ask.key, ask.name, ask.use, output.digest, None, None, True, flight.entry.attempts,
+            )  # fmt: skip
+        self._record(flight, event, flight.entry, output=output)
+        self._turns.mark(flight.live)
+        self._wait(flight, retry_at, self._send)
+
+    def _undecodable(self, flight: EffectFlight, hint: str, entry: LedgerEntry | None) -> None:
+        """It happened, and nobody but a person can say with what result."""
+        ask = flight.ask
+        if entry is not None:
+            noted = e.EffectNoted(*ask.key, ask.name, ask.use, entry.operation_id, None, entry.external_ref, hint)
+            self._record(flight, noted, entry)
+        supply = f"perdure inbox settle {flight.live.run_id} --succeeded --value @file"
+        self._block(flight, "undecodable", f"{hint}. Supply it: `{supply}`")
+
+    def _block(self, flight: EffectFlight, reason: str, hint: str) -> None:
+        flight.is_start_recorded = flight.ask.is_recorded = True
+        self._finish(flight)
+        self._turns.parking.block_call(flight.live, reason, hint, flight)
+
+    # ── doubt ────────────────────────────────────────────────────────────────────────────────
+    def _lost(
+        self, flight: EffectFlight, why: str, *, again: Again | None = None, counts: bool = True,
+        by_suspicion: bool = False, wants_person: bool = False,
+    ) -> None:  # fmt: skip
+        """Nobody knows what became of the attempt: note it, and do what the author declared."""
+        ask, now = flight.ask, self._turns.clock.now()
+        is_resent = flight.spec.downstream.kind == "idempotent" and not wants_person
+        retry_at = again.at if again is not None and is_resent else 0
+        if retry_at:
+            flight.entry = flight.entry._replace(note=why, updated_at=now)
+        elif flight.entry.status is EffectState.STARTED:
+            flight.entry = flight.entry.moved(Happening.LOST, now=now, note=why)
+        event = e.EffectInDoubt(
+            *ask.key, ask.name, ask.use, flight.entry.operation_id, flight.entry.attempts, why, retry_at,
+            0, counts, by_suspicion, wants_person,
+        )  # fmt: skip
+        self._record(flight, event, flight.entry)
+        self._turns.mark(flight.live)
+        self._resolve(flight)
+
+    def _go_on(self, flight: EffectFlight) -> None:
+        """The history knows this effect, and no outcome: go on where it stands."""
+        if flight.is_over:
+            return
+        standing, now = flight.standing, self._turns.clock.now()
+        try:
+            entry = self._turns.store.effect(standing.operation)
+        except StoreError as error:
+            self._later(flight, PUT_OFF_MICROSECONDS, self._go_on, error)
+            return
+        if entry is None:
+            hint = f"the ledger has no row for {standing.operation}, which the history has started"
+            self._block(flight, "unknown_effect", hint)
+            return
+        flight.entry, flight.number = entry, entry.attempts
+        if standing.state is EffectState.FAILED_RETRYABLE:
+            self._wait(flight, standing.retry_at, self._send)
+        elif entry.status is EffectState.SUCCEEDED:
+            self._undecodable(flight, f"{flight.ask.label} succeeded, and its result could not be recorded", None)
+        elif standing.doubt is not None:
+            self._resolve(flight)
+        else:
+            self._interrupted(flight, standing, now)
+
+    def _interrupted(self, flight: EffectFlight, standing: Standing, now: int) -> None:
+        """Whoever sent it has not told what came of it."""
+        quiet = quiet_until(
+            started_at=standing.started_at, suspected_at=standing.suspected_at, is_proven_dead=standing.is_proven_dead,
+            timeout=round(flight.spec.timeout_seconds * MICROSECONDS),
+        )  # fmt: skip
+        if now < quiet:
+            self._wait(flight, quiet, self._go_on)
+            return
+        how = "was taken for dead" if standing.suspected_at else "died" if standing.is_proven_dead else "was stopped"
+        self._lost(
+            flight, f"the process that sent attempt {standing.attempt} {how} before it noted an answer",
+            again=Again(now), counts=False, by_suspicion=bool(standing.suspected_at),
+        )  # fmt: skip
+
+    def _resolve(self, flight: EffectFlight) -> None:
+        """Do the next thing about a doubt."""
+        if flight.is_over:
+            return
+        now = self._turns.clock.now()
+        match next_move(self._doubt(flight), now):
+            case SendAgain():
+                self._wait(flight, flight.standing.retry_at, self._send)
+            case LookUpNow():
+                self._look_up(flight)
+            case WaitUntil(at):
+                self._wait(flight, at, self._resolve)
+            case NothingHappened():
+                self._nothing_happened(flight, now)
+            case AskPerson(why):
+                self._ask_person(flight, why)
+
+    def _doubt(self, flight: EffectFlight) -> Doubt:
+        spec, standing = flight.spec, flight.standing
+        doubt = standing.doubt or e.EffectInDoubt("", 0, "")
+        settle = spec.downstream.settle_after_seconds if isinstance(spec.downstream, CanLookUp) else 0
+        return Doubt(
+            spec.downstream.kind, spec.lookup is not None, standing.doubt_at, round(settle * MICROSECONDS),
+            doubt.by_suspicion, standing.retry_at > 0, doubt.wants_person, standing.looks,
+        )  # fmt: skip
+
+    def _nothing_happened(self, flight: EffectFlight, now: int) -> None:
+        standing, why = flight.standing, "looked up twice: the other side does not know it"
+        raw = dump_exception(StepError(f"attempt {standing.attempt} of {flight.ask.label} did nothing ({why})"), ())
+        if standing.failed < flight.spec.retry.max_attempts and not flight.is_cancelled:
+            self._not_done(flight, raw, now, standing.failed, why)
+            return
+        entry = flight.entry.moved(Happening.NOT_FOUND, now=now).moved(Happening.GIVEN_UP, now=now, note=why)
+        self._fail(flight, raw, "refused", entry)
+
+    def _ask_person(self, flight: EffectFlight, why: str) -> None:
+        entry, run_id = flight.entry, flight.live.run_id
+        known = f"; known: {entry.note}" if entry.note else ""
+        reference = f"; reference {entry.external_ref}" if entry.external_ref else ""
+        sent = f"sent {entry.attempts} time(s), last at {_clock(entry.started_at)}, under the key {entry.operation_id}"
+        hint = (
+            f"{entry.action_name} {entry.business_key!r} was {sent}{reference}{known}. {why[:1].upper()}{why[1:]}. "
+            f"Find out what became of it, then {_SETTLES.replace('RUN', run_id)}"
+        )
+        self._block(flight, "unknown_effect", hint)
+
+    # ── look-ups ─────────────────────────────────────────────────────────────────────────────
+    def _look_up(self, flight: EffectFlight) -> None:
+        if not self.performer.may_begin():
+            self._wait(flight, self._turns.clock.now() + PUT_OFF_MICROSECONDS, self._resolve)
+            return
+        context = self.performer.fresh_context()
+        task = self._loop.create_task(self._ask_other_side(flight), context=context)
+        self._looks.add(task)
+        task.add_done_callback(self._looks.discard)
+
+    async def _ask_other_side(self, flight: EffectFlight) -> None:
+        answer: Any
+        try:
+            ATTEMPT.set(flight)
+            seconds = min(LOOKUP_SECONDS_MAX, flight.spec.timeout_seconds)
+            async with asyncio.timeout(seconds):
+                answer = await _called(flight.spec.lookup, flight.operation_of(None))
+        except asyncio.CancelledError:
+            return
+        except Exception as error:
+            answer = Unsure(f"{type(error).__name__}: {message_of(error)}")
+        self._looked_up(flight, answer)
+
+    def _looked_up(self, flight: EffectFlight, answer: Any) -> None:
+        live = flight.live
+        if flight.is_over or live.is_gone or live.is_leaving:
+            return
+        if live.is_in_turn:
+            live.deferred.append(lambda: self._looked_up(flight, answer))
+            return
+        match answer:
+            case Found():
+                self._found(flight, answer)  # pyright: ignore[reportUnknownArgumentType]
+                return
+            case NotFound():
+                said, why = "not_found", ""
+            case Unsure(why):
+                said = "unsure"
+            case _:
+                said = "unsure"
+                expected = "return Found(result), NotFound() or Unsure()"
+                why = f"the lookup of {flight.spec.name} returned {answer!r}: {expected}"
+                log.error("run %s: %s", live.run_id, why)
+        flight.entry = flight.entry._replace(note=f"looked up: {said.replace('_', ' ')} {why}".strip())
+        self._record(flight, self._look(flight, said, why), flight.entry)
+        self._turns.mark(live)
+        self._resolve(flight)
+
+    def _look(self, flight: EffectFlight, answer: str, why: str, reference: str | None = None) -> e.EffectLookedUp:
+        ask = flight.ask
+        return e.EffectLookedUp(*ask.key, ask.name, ask.use, flight.entry.operation_id, answer, why, reference)
+
+    def _found(self, flight: EffectFlight, found: Found[Any]) -> None:
+        entry = flight.entry.moved(Happening.FOUND, now=self._turns.clock.now())
+        reference = found.reference or entry.external_ref
+        flight.entry = entry._replace(external_ref=reference, note="found by look-up")
+        self._record(flight, self._look(flight, "found", "", reference), None)
+        try:
+            raw = flight.spec.result.dumps(found.result)
+        except EncodeError as error:
+            hint = f"{flight.ask.label} was found, and its result cannot be recorded: {error}"
+            self._undecodable(flight, hint, flight.entry)
+            return
+        self._succeed(flight, raw, "found", flight.entry)
+
+    # ── what a person decides ────────────────────────────────────────────────────────────────
+    def settle(self, live: LiveRun, blocked: e.RunBlocked, key: Key, letter: Any, value: bytes) -> str | None:
+        """A person says what became of an effect, or what its result was. None, or why that cannot be."""
+        standing = live.execution.known.effects.get(key)
+        entry = None if standing is None else self._turns.store.effect(standing.operation)
+        if standing is None or entry is None:
+            return "this call is no effect in doubt"
+        now = max(self._turns.clock.now(), live.last_at)
+        told = f"settled by {letter.by or 'a person'}" + (f": {letter.reason}" if letter.reason else "")
+        happening = _SETTLED.get(letter.choice)
+        if entry.status is EffectState.SUCCEEDED:
+            if letter.choice not in {"succeeded", "value"}:
+                return "it has succeeded: only its result can be supplied"
+        elif happening is None:
+            return f"an effect in doubt is settled, not unblocked with {letter.choice!r}"
+        else:
+            entry = entry.moved(happening, now=now, note=told)
+        is_unwanted = letter.choice == "retry" and key in live.execution.holding
+        if is_unwanted:  # the workflow has cancelled the call: nobody wants another attempt
+            entry = entry.moved(Happening.GIVEN_UP, now=now, note=told)
+        entry = entry._replace(external_ref=letter.reference or entry.external_ref)
+        unblocked = e.RunUnblocked(letter.choice, letter.by, *key, letter.reason)
+        live.note_unblocked(unblocked)
+        live.has_effects = True
+        live.entries.append(Entry(unblocked, ledger=entry))
+        live.execution.known.note_effect(unblocked, now)
+        live.change = self._turns.parking.change(live)
+        if letter.choice == "retry" and not is_unwanted:
+            return None
+        self._supply(live, blocked, entry, letter, value)
+        return None
+
+    def _supply(self, live: LiveRun, blocked: e.RunBlocked, entry: LedgerEntry, letter: Any, value: bytes) -> None:
+        is_success = entry.status is EffectState.SUCCEEDED
+        raw = value if is_success else dump_exception(StepError(entry.note), ())
+        output = pack(raw, live.execution.memo)
+        small = raw if is_success and len(raw) <= RESULT_IN_ROW_BYTES_MAX else None
+        kind: Any = e.EffectSucceeded if is_success else e.EffectFailed
+        event = kind(
+            blocked.task, blocked.n, blocked.name, blocked.use, output=output.digest, attempt=0,
+            operation=entry.operation_id, business_key=entry.business_key, how="settled",
+        )  # fmt: skip
+        if is_success:
+            entry = entry._replace(response_hash=output.digest, result=small)
+        live.supplied.add(event.key)
+        live.has_sections |= event.is_in_section
+        live.execution.known.note_effect(event, 0)
+        live.entries.append(Entry(event, None, output, raw, True, ledger=entry))
+
+    # ── cancelling, leaving ──────────────────────────────────────────────────────────────────
+    def cancel(self, live: LiveRun, ask: EffectAsk) -> None:
+        """Nobody waits for this effect any more. Once it may have left it goes on until its outcome is known; until
+        then the run cannot end."""
+        flight = live.flights.get(ask.key)
+        if isinstance(flight, EffectFlight):
+            flight.is_cancelled = True
+            if not flight.may_have_left:
+                self._give_up_cancelled(flight)
+        elif ask.key in live.execution.known.effects:
+            if not live.waits_for_person(ask.key):
+                self.start(live, ask)
+                self.cancel(live, ask)
+        else:
+            flight = EffectFlight(self, live, ask, self._turns.clock.now())
+            live.flights[ask.key] = flight
+            flight.is_cancelled = True
+            self._give_up_cancelled(flight)
+
+    def let_go(self, live: LiveRun, key: Key) -> None:
+        """Hosted code that is over asked for this: a step is stopped; an effect that may have left is seen through."""
+        flight = live.flights.get(key)
+        if isinstance(flight, EffectFlight) and flight.may_have_left:
+            flight.is_cancelled = True
+            live.execution.holding.add(key)
+        else:
+            self.performer.cancel(live, key)
+
+    def adopt_orphans(self, live: LiveRun) -> None:
+        """Effects in doubt whose hosted code is over: nobody will ask for them again, and so a person is."""
+        for key, standing in live.execution.known.effects.items():
+            task, _, n = key[0].partition("/")[0].partition(":")
+            if not n or (task, int(n)) in live.execution.open or not standing.state.is_open:
+                continue
+            live.execution.holding.add(key)
+            if key not in live.blocked_calls:
+                hint = f"operation {standing.operation} may have happened, and its caller is gone; {_SETTLES}"
+                self._turns.parking.block(live, e.RunBlocked("unknown_effect", hint, *key, standing.name))
+
+    def _give_up_cancelled(self, flight: EffectFlight) -> None:
+        raw = dump_exception(RunCancelledError("the call was cancelled before anything was sent"), ())
+        if not hasattr(flight, "entry"):
+            self._fail_unprepared(flight, raw)
+            return
+        entry = flight.entry
+        if entry.status is EffectState.FAILED_RETRYABLE:
+            entry = entry.moved(Happening.GIVEN_UP, now=self._turns.clock.now(), note="cancelled by the workflow")
+        self._fail(flight, raw, "cancelled", entry if entry.status is EffectState.FAILED_FINAL else None)
+
+    def _fail_unprepared(self, flight: EffectFlight, raw: bytes) -> None:
+        call = Call(flight.live.rid, "", b"")
+        flight.entry = self._new_entry(flight, call, flight.spec.name, 0)
+        self._fail(flight, raw, "cancelled", None)
+
+    @property
+    def airborne(self) -> list[EffectFlight]:
+        """Effects whose body is running now."""
+        return [flight for flight in self.performer.running if isinstance(flight, EffectFlight)]
+
+    def close(self) -> None:
+        for look in list(self._looks):
+            look.cancel()
+
+    # ── small things ─────────────────────────────────────────────────────────────────────────
+    def _input(self, flight: EffectFlight) -> tuple[bytes | None, bytes | None, bool, Any]:
+        """What the first event about a call says about its arguments."""
+        ask = flight.ask
+        if flight.is_start_recorded or ask.packed is None:
+            return None, None, True, None
+        flight.is_start_recorded = ask.is_recorded = True
+        kept = ask.spec.record_input
+        return ask.packed.digest, ask.view, kept, ask.packed if kept else None
+
+    def _record(self, flight: EffectFlight, event: e.Keyed, entry: LedgerEntry | None, **more: Any) -> None:
+        """Put an event on its way, the ledger's row in the same commit. Where the effect stands follows from it."""
+        live = flight.live
+        live.has_effects = True
+        live.entries.append(Entry(event, ledger=entry, **more))
+        live.execution.known.note_effect(event, max(self._turns.clock.now(), live.last_at))
+
+    def _keep_reference(self, flight: EffectFlight) -> None:
+        reference = _reference(flight)
+        if reference is not None:
+            flight.entry = flight.entry._replace(external_ref=reference)
+
+    def noter(self, flight: EffectFlight) -> Callable[[str], Awaitable[None]]:
+        """Keeps an id of the request, durably: awaited on the loop, waited for in a thread."""
+
+        def note(request_id: str) -> Awaitable[None]:
+            noted = self._note_request_id(flight, request_id)
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                asyncio.run_coroutine_threadsafe(noted, self._loop).result()
+                return _nothing()
+            return noted
+
+        return note
+
+    async def _note_request_id(self, flight: EffectFlight, request_id: str) -> None:
+        is_durable: asyncio.Future[None] = self._loop.create_future()
+
+        def tell() -> None:
+            if not is_durable.done():
+                is_durable.set_result(None)
+
+        def note() -> None:
+            live, ask = flight.live, flight.ask
+            if live.is_in_turn:
+                live.deferred.append(note)
+                return
+            entry = flight.entry = flight.entry._replace(external_request_id=request_id)
+            noted = f"request id {request_id}"
+            event = e.EffectNoted(*ask.key, ask.name, ask.use, entry.operation_id, request_id, None, noted)
+            self._record(flight, event, entry)
+            live.then.append(tell)
+            self._turns.mark(live)
+
+        self._loop.call_soon(note)
+        await is_durable
+
+    def _wait(self, flight: EffectFlight, at: int, then: Callable[[EffectFlight], None]) -> None:
+        """Go on then. A wait that is over goes on at once."""
+        if at <= self._turns.clock.now():
+            then(flight)
+            return
+        self.performer.wait_until(flight, at, partial(self._woken, flight, then))
+
+    def _woken(self, flight: EffectFlight, then: Callable[[EffectFlight], None]) -> None:
+        flight.alarm = None
+        if flight.live.is_in_turn:
+            flight.live.deferred.append(lambda: self._woken(flight, then))
+        elif not (flight.is_over or flight.live.is_gone or flight.live.is_leaving):
+            then(flight)
+
+    def _later(self, flight: EffectFlight, delay: int, then: Callable[[EffectFlight], None], error: StoreError) -> None:
+        log.warning("run %s: the ledger cannot be read, trying again: %s", flight.live.run_id, error)
+        self.performer.wait_until(flight, self._turns.clock.now() + delay, partial(self._woken, flight, then))
+
+    def _land(self, flight: EffectFlight) -> None:
+        self.performer.land(flight)
+
+    def _finish(self, flight: EffectFlight) -> None:
+        self.performer.end(flight)
+
+
+_SETTLED = {
+    "succeeded": Happening.SETTLED_SUCCEEDED,
+    "failed": Happening.SETTLED_FAILED,
+    "retry": Happening.SETTLED_TRY_AGAIN,
+}
+
+
+async def _called(lookup: Any, operation: Operation) -> Any:
+    answer = lookup(operation)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+async def _nothing() -> None:
+    """What was waited for already."""
+
+
+def _reference(flight: EffectFlight) -> str | None:
+    """What the body said the other side calls it; of an earlier attempt, if this one did not say."""
+    operation = flight.operations.get(flight.number)
+    said = None if operation is None else operation.reference
+    return flight.entry.external_ref if said is None else str(said)
+
+
+def _is_launch_of(then: Callable[[], None], flights: list[EffectFlight]) -> bool:
+    return isinstance(then, partial) and any(argument is flight for argument in then.args for flight in flights)
+
+
+def _duplicate(ask: EffectAsk, entry: LedgerEntry) -> DuplicateOperation:
+    return DuplicateOperation(
+        f"{ask.label}: exactly this was asked for already, by {entry.label} of run {entry.run_id} ({entry.status}); "
+        f"nothing was sent. Let its key tell the two apart, or declare on_repeat=\"reuse\" to get that answer",
+        entry.operation_id, str(entry.status),
+    )  # fmt: skip
+
+
+def _conflict(ask: EffectAsk, entry: LedgerEntry) -> OperationConflict:
+    return OperationConflict(
+        f"{ask.label}: the key {entry.business_key!r} belongs to another request, {entry.label} of run {entry.run_id} "
+        f"({entry.status}); nothing was sent. Let the key tell the two requests apart",
+        entry.operation_id, str(entry.status),
+    )  # fmt: skip
+
+
+def _clock(at: int) -> str:
+    return (_EPOCH + timedelta(microseconds=at)).strftime("%Y-%m-%d %H:%M:%S UTC") if at else "?"
+

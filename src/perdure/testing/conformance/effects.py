@@ -1,0 +1,116 @@
+"""The ledger: a row changes in the transaction of its event, or not at all; a global operation has one holder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perdure.ledger import EffectState, LedgerEntry
+from perdure.store.protocol import EffectFilter, Ended, Exists, Fenced, Held, Moved
+from perdure.testing.conformance.base import ENDED, StoreCase, append, new_run, rows
+
+
+def entry(rid: int, operation_id: str = "a" * 32, **fields: Any) -> LedgerEntry:
+    """A row of run `r`, started once."""
+    given: dict[str, Any] = {
+        "run_id": "r", "call": "0:0:0", "label": "0/pay#1", "action_name": "pay", "scope": "run",
+        "business_key": "order-1", "revision": 0, "request_hash": b"h" * 32, "status": EffectState.STARTED,
+        "downstream": "can_look_up", "risk": "low", "created_at": 10, "updated_at": 10, "attempts": 1, "started_at": 10,
+    }  # fmt: skip
+    return LedgerEntry(operation_id=operation_id, rid=rid, **{**given, **fields})
+
+
+class EffectPromises(StoreCase):
+    def test_a_row_comes_back_as_it_was(self) -> None:
+        rid = self.start()
+        given = entry(
+            rid, status=EffectState.SUCCEEDED, committed_at=2**53, external_ref="re_1",
+            external_request_id="q\N{SNOWMAN}", response_hash=bytes(32), result=b'{"a":1}',
+            compensated_by="b" * 32, note="it is so", references="re_2",
+        )  # fmt: skip
+        self.done(append(rid, 1, effects=(given,)))
+        assert self.store.effect(given.operation_id) == given
+        assert self.again().effect(given.operation_id) == given
+
+    def test_there_is_no_row_of_an_operation_nobody_asked_for(self) -> None:
+        assert self.store.effect("f" * 32) is None
+        assert self.store.effects(EffectFilter()) == []
+
+    def test_a_row_is_replaced_and_keeps_what_identifies_it(self) -> None:
+        rid = self.start()
+        self.done(append(rid, 1, effects=(entry(rid),)))
+        later = entry(rid, status=EffectState.SUCCEEDED, updated_at=20, created_at=19, external_ref="re_1", attempts=2)
+        self.done(append(rid, 2, effects=(later,)))
+        assert self.store.effect("a" * 32) == later._replace(created_at=10)
+        assert self.store.stats()["effects"] == 1
+
+    def test_a_refused_append_leaves_no_row(self) -> None:
+        rid = self.start()
+        self.start("other")
+        assert isinstance(self.write(append(rid, 5, effects=(entry(rid),))), Moved)
+        assert isinstance(self.write(append(rid, 1, epoch=7, effects=(entry(rid),))), Fenced)
+        assert isinstance(self.write(append(rid, 1, new_runs=(new_run("other"),), effects=(entry(rid),))), Exists)
+        assert self.store.effects(EffectFilter()) == []
+
+    def test_an_ended_run_writes_no_row(self) -> None:
+        rid = self.start()
+        self.done(append(rid, 1, change=ENDED))
+        assert isinstance(self.write(append(rid, 2, effects=(entry(rid),))), Ended)
+        assert self.store.effect("a" * 32) is None
+
+    def test_a_row_alone_needs_no_event(self) -> None:
+        rid = self.start()
+        self.done(append(rid, 1, 0, effects=(entry(rid),)))
+        assert self.store.effect("a" * 32) == entry(rid)
+
+    def test_the_same_append_again_writes_once(self) -> None:
+        rid = self.start()
+        write = append(rid, 1, effects=(entry(rid),))
+        first = self.write(write)
+        self.done(append(rid, 2, effects=(entry(rid, status=EffectState.UNKNOWN, updated_at=30),)))
+        assert self.write(write) in {first, Moved(3)}
+        found = self.store.effect("a" * 32)
+        assert found is not None
+        assert found.status is EffectState.UNKNOWN
+
+    def test_a_global_operation_belongs_to_the_run_that_came_first(self) -> None:
+        first, second = self.start("r"), self.start("s")
+        mine = entry(first, scope="global")
+        other = entry(second, scope="global", run_id="s")
+        writes = [append(first, 1, effects=(mine,)), append(second, 1, effects=(other,))]
+        assert self.store.commit(writes)[1] == Held(mine)
+        assert self.write(append(second, 1, effects=(other,))) == Held(mine)
+        assert self.store.load(second, from_seq=0).length == 1
+        self.done(append(first, 2, effects=(mine._replace(status=EffectState.SUCCEEDED),)))
+
+    def test_rows_are_listed_newest_first_and_narrowed(self) -> None:
+        first, second = self.start("r"), self.start("s")
+        states = [EffectState.STARTED, EffectState.UNKNOWN, EffectState.SUCCEEDED, EffectState.FAILED_RETRYABLE]
+        made = [
+            entry(first, f"{n:032x}", status=state, created_at=n, action_name=f"a{n % 2}", business_key=f"k{n}")
+            for n, state in enumerate(states)
+        ]
+        last = entry(second, "f" * 32, run_id="s", created_at=9)
+        self.done(append(first, 1, effects=tuple(made)))
+        self.done(append(second, 1, effects=(last,)))
+        everything = [last, *reversed(made)]
+
+        def listed(**narrowed: Any) -> list[LedgerEntry]:
+            return self.store.effects(EffectFilter(**narrowed))
+
+        assert listed() == everything
+        assert listed(limit=2) == everything[:2]
+        assert listed(before=3) == everything[2:]
+        assert listed(rid=second) == [last]
+        assert listed(action_name="a1") == [made[3], made[1]]
+        assert listed(business_key="k2") == [made[2]]
+        assert listed(status=frozenset({EffectState.UNKNOWN, EffectState.SUCCEEDED})) == [made[2], made[1]]
+        assert listed(status=frozenset(), limit=5) == []
+
+    def test_what_is_pruned_takes_the_rows_of_its_run_along_but_not_the_global_ones(self) -> None:
+        rid = self.start()
+        mine, global_one = entry(rid), entry(rid, "b" * 32, scope="global")
+        self.done(append(rid, 1, effects=(mine, global_one), rows=rows(1, 1)))
+        self.done(append(rid, 2, change=ENDED))
+        self.clock.advance(10)
+        assert self.store.prune(ended_before=self.clock.now(), limit=10) == 1
+        assert self.store.effects(EffectFilter()) == [global_one]
