@@ -322,3 +322,42 @@ def fresh_side(answer: str) -> None:
     REQUESTS.clear()
     LOOKS.clear()
     SCRIPT[:] = [answer]
+
+
+# ── hosted code ─────────────────────────────────────────────────────────────────────────────
+
+
+@effect(downstream=CanLookUp(), timeout=5)
+def book(order: str, cents: int) -> str:
+    op = perdure.operation()
+    REQUESTS.append((op.id, cents))
+    DONE.setdefault(op.id, cents)
+    return f"receipt for {cents}"
+
+
+@book.key
+def _(order: str, cents: int) -> str:
+    return order
+
+
+@book.lookup
+def _(op: Operation) -> Found[str] | NotFound | Unsure:
+    return Found(f"receipt for {DONE[op.id]}") if op.id in DONE else NotFound()
+
+
+@workflow
+def books(order: str) -> str:
+    return book(order, 5)
+
+
+def test_a_plain_workflow_books_once_whatever_crashes() -> None:
+    async def scenario(runtime: Any) -> Any:
+        if not rows(runtime):
+            fresh_side("done")
+        run = await runtime.start(books.call("o"), id="r")
+        result = await run.result(timeout=20)
+        (row,) = rows(runtime)
+        assert (row.status, REQUESTS) == (EffectState.SUCCEEDED, [(row.operation_id, 5)])
+        return result
+
+    assert run_async(sweep_crashes(scenario, workflows=[books])).result == "receipt for 5"

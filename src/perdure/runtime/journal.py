@@ -478,7 +478,8 @@ class Journal:
             ask = EffectAsk(request.key, spec.name, request.key[1] + 1, _unused_future(self.live))
             ask.spec, ask.input, ask.packed, ask.view = spec, raw, request.packed, None
             ask.is_recorded, ask.business_key = request.record is not None, business_key
-            self._turns.perform(self.live, ask)
+            if not self.live.waits_for_person(request.key):
+                self._turns.effects.start(self.live, ask)
 
         request = Request(LANE.get(), spec.name, raw, perform)
         request.load = _load_with(spec.result, spec.raises)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,6 @@ from perdure.store.protocol import Letter, Mail, Status
 if TYPE_CHECKING:
     from perdure.runtime.live import LiveRun
     from perdure.runtime.turn import Turns
-
-log = logging.getLogger("perdure")
 
 REFUSED = "; refused: "
 NO_VALUE = "no value can unblock this: "
