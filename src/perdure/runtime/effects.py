@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure.clock import MICROSECONDS
 from perdure.codec import dump_exception, pack, unpack
 from perdure.codec.exceptions import message_of
 from perdure.engine.calls import Attempts, EffectAsk, Key
@@ -38,34 +37,25 @@ from perdure.history import events as e
 from perdure.http.classify import Failure, Kind, Sent, classify
 from perdure.ledger import (
     Answered,
-    AskPerson,
     Call,
     Conflict,
-    Doubt,
     Duplicate,
     EffectState,
     GoOn,
     Happening,
     Held,
     LedgerEntry,
-    LookUpNow,
     NextRevision,
-    NothingHappened,
     Perform,
-    SendAgain,
-    WaitUntil,
-    next_move,
     operation_id,
     prepare,
-    quiet_until,
 )
 from perdure.ledger.entry import RESULT_IN_ROW_BYTES_MAX
-from perdure.runtime.attempt import ATTEMPT
 from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.operation import Operation
 from perdure.runtime.performer import PUT_OFF_MICROSECONDS, Flight
 from perdure.runtime.retrying import Again, next_attempt
-from perdure.specs import CanLookUp, EffectSpec, Found, NotFound, Unsure
+from perdure.specs import EffectSpec
 from perdure.store import protocol
 
 if TYPE_CHECKING:
@@ -73,10 +63,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("perdure")
 
-LOOKUP_SECONDS_MAX = 60.0
 HELD_LOOK_MICROSECONDS = 250_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_SETTLES = "settle it: `perdure inbox settle RUN --succeeded --value ... | --failed | --retry`"
 
 
 class EffectFlight(Flight):
@@ -118,8 +106,8 @@ class EffectFlight(Flight):
 
     def operation_of(self, note: Callable[[str], Awaitable[None]] | None) -> Operation:
         entry = self.entry
-        names, keywords = self.ask.spec.arguments.loads(self.ask.input)
-        bound = inspect.signature(self.ask.spec.function).bind(*names, **keywords)
+        args, kwargs = self.ask.spec.arguments.loads(self.ask.input)
+        bound = inspect.signature(self.ask.spec.function).bind(*args, **kwargs)
         return Operation(
             id=entry.operation_id, action=entry.action_name, run_id=entry.run_id, business_key=entry.business_key,
             revision=entry.revision, attempt=entry.attempts, request_hash=entry.request_hash.hex(),
@@ -134,7 +122,6 @@ class Effects:
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self._loop = asyncio.get_running_loop()
-        self._looks: set[asyncio.Task[None]] = set()
 
     @property
     def performer(self) -> Any:
@@ -146,7 +133,7 @@ class Effects:
         flight = EffectFlight(self, live, ask, self._turns.clock.now())
         live.flights[ask.key] = flight
         if ask.key in live.execution.known.effects:
-            self._go_on(flight)
+            self._turns.doubts.go_on(flight)
         else:
             self._prepare(flight)
 
@@ -156,18 +143,19 @@ class Effects:
         try:
             decision, entry = self._decide(flight)
         except StoreError as error:
-            self._later(flight, PUT_OFF_MICROSECONDS, self._prepare, error)
+            self.later(flight, PUT_OFF_MICROSECONDS, self._prepare, error)
             return
         flight.entry = entry
         match decision:
             case Perform():
-                self._send(flight)
+                self.send(flight)
             case Answered(entry):
                 self._answer(flight, entry)
             case Held():
-                self._wait(flight, self._turns.clock.now() + HELD_LOOK_MICROSECONDS, self._prepare)
+                self.wait(flight, self._turns.clock.now() + HELD_LOOK_MICROSECONDS, self._prepare)
             case GoOn(entry):
-                self._lost(flight, "it was started under this id, and the history does not know it", counts=False)
+                unknown = "it was started under this id, and the history does not know it"
+                self._turns.doubts.lost(flight, unknown, counts=False)
             case Duplicate(entry):
                 self._deny(flight, _duplicate(flight.ask, entry), "duplicate")
             case Conflict(entry):
@@ -216,7 +204,7 @@ class Effects:
 
     def _deny(self, flight: EffectFlight, error: PerdureError, how: str) -> None:
         """Refused before anything was sent. The row of the other call stays as it is."""
-        self._fail(flight, dump_exception(error, ()), how, None)
+        self.fail(flight, dump_exception(error, ()), how, None)
 
     def _answer(self, flight: EffectFlight, entry: LedgerEntry) -> None:
         """The operation has its answer already."""
@@ -225,18 +213,18 @@ class Effects:
             if raw is None and entry.response_hash is not None:
                 raw = unpack(entry.response_hash, None, partial(self._turns.store.blob, entry.rid))
         except StoreError as error:
-            self._later(flight, PUT_OFF_MICROSECONDS, self._prepare, error)
+            self.later(flight, PUT_OFF_MICROSECONDS, self._prepare, error)
             return
         if entry.status is EffectState.SUCCEEDED and raw is not None:
-            self._succeed(flight, raw, "reused", None)
+            self.succeed(flight, raw, "reused", None)
         elif entry.status is EffectState.SUCCEEDED:
-            self._undecodable(flight, "it succeeded, and its result could not be recorded", None)
+            self.undecodable(flight, "it succeeded, and its result could not be recorded", None)
         else:
             refused = StepError(f"{entry.label} was refused: {entry.note}")
-            self._fail(flight, dump_exception(refused, ()), "reused", None)
+            self.fail(flight, dump_exception(refused, ()), "reused", None)
 
     # ── execute ──────────────────────────────────────────────────────────────────────────────
-    def _send(self, flight: EffectFlight) -> None:
+    def send(self, flight: EffectFlight) -> None:
         """Record that an attempt is about to leave; when that is durable, let it."""
         live, ask = flight.live, flight.ask
         if flight.is_over:
@@ -245,7 +233,7 @@ class Effects:
             self._give_up_cancelled(flight)
             return
         if live.is_parked:  # nothing new leaves; it goes on where it stands when that is over
-            self._land(flight)
+            self.land(flight)
             live.flights.pop(ask.key, None)
             live.held.append(ask)
             return
@@ -255,7 +243,7 @@ class Effects:
         kept, packed = ask.spec.record_input, None if ask.is_recorded else ask.packed
         digest, view = (packed.digest, ask.view) if packed is not None else (None, None)
         ask.is_recorded = flight.is_start_recorded = True
-        self._record(
+        self.record(
             flight,
             e.EffectStarted(
                 *ask.key, ask.name, ask.use, digest, view, kept, entry.attempts, entry.operation_id, ask.business_key,
@@ -305,10 +293,10 @@ class Effects:
         except EncodeError as error:
             flight.entry = entry._replace(note=f"its result cannot be recorded: {error}")
             hint = f"{flight.ask.label} succeeded, and its result cannot be recorded: {error}"
-            self._undecodable(flight, hint, flight.entry)
+            self.undecodable(flight, hint, flight.entry)
             return
         flight.entry = entry
-        self._succeed(flight, raw, "returned", entry)
+        self.succeed(flight, raw, "returned", entry)
 
     def failed(self, flight: EffectFlight, number: int, error: BaseException) -> None:
         """The body raised, or took too long: a proof that nothing happened, or a doubt."""
@@ -323,17 +311,17 @@ class Effects:
         except Exception as problem:
             problem.add_note(f"raised by Retry(on=) of {flight.spec.name}")
             failure, decision, error = Failure(Kind.FINAL, Sent.UNKNOWN, message_of(problem)), None, problem
-        self._keep_reference(flight)
+        self.keep_reference(flight)
         if failure.sent is Sent.UNKNOWN:
             why = f"{type(error).__name__}: {message_of(error)}"
             again = decision if isinstance(decision, Again) else None
-            self._lost(flight, why, again=again, wants_person=failure.kind is Kind.PERSON)
+            self._turns.doubts.lost(flight, why, again=again, wants_person=failure.kind is Kind.PERSON)
         elif isinstance(decision, Again):
             raw, counted = dump_exception(error, flight.spec.raises), flight.standing.failed + 1
-            self._not_done(flight, raw, decision.at, counted, failure.reason)
+            self.not_done(flight, raw, decision.at, counted, failure.reason)
         else:
             entry = flight.entry.moved(Happening.REFUSED, now=now, note=message_of(error))
-            self._fail(flight, dump_exception(error, flight.spec.raises), "refused", entry)
+            self.fail(flight, dump_exception(error, flight.spec.raises), "refused", entry)
 
     def _decision(self, flight: EffectFlight, failure: Failure, now: int) -> Any:
         standing = flight.standing
@@ -371,7 +359,7 @@ class Effects:
             live.note_unblocked(unblocked)
             live.record(unblocked)
             live.change = self._turns.parking.change(live)
-        self._succeed(flight, raw, "late", flight.entry)
+        self.succeed(flight, raw, "late", flight.entry)
 
     def _note_second_answer(self, flight: EffectFlight, number: int, reference: str | None) -> None:
         """Success twice, under two references: kept and shown, never in place of the first."""
@@ -382,12 +370,12 @@ class Effects:
         note = f"attempt {number} answered success too, under another reference: {reference}"
         flight.entry = entry._replace(references=others, note=note, updated_at=self._turns.clock.now())
         event = e.EffectNoted(*ask.key, ask.name, ask.use, entry.operation_id, None, reference, note)
-        self._record(flight, event, flight.entry)
+        self.record(flight, event, flight.entry)
         log.error("run %s: %s: %s", flight.live.run_id, ask.label, note)
         self._turns.mark(flight.live)
 
     # ── commit ───────────────────────────────────────────────────────────────────────────────
-    def _succeed(self, flight: EffectFlight, raw: bytes, how: str, entry: LedgerEntry | None) -> None:
+    def succeed(self, flight: EffectFlight, raw: bytes, how: str, entry: LedgerEntry | None) -> None:
         live, ask = flight.live, flight.ask
         output = pack(raw, live.execution.memo)
         small = raw if len(raw) <= RESULT_IN_ROW_BYTES_MAX else None
@@ -399,11 +387,11 @@ class Effects:
             *ask.key, ask.name, ask.use, output.digest, digest, view, kept, flight.number, flight.entry.started_at,
             flight.entry.operation_id, ask.business_key, reference, how,
         )  # fmt: skip
-        self._finish(flight)
-        self._record(flight, event, entry, raw=raw, output=output, input=packed, delivers=True)
+        self.finish(flight)
+        self.record(flight, event, entry, raw=raw, output=output, input=packed, delivers=True)
         self._turns.mark(live)
 
-    def _fail(self, flight: EffectFlight, raw: bytes, how: str, entry: LedgerEntry | None) -> None:
+    def fail(self, flight: EffectFlight, raw: bytes, how: str, entry: LedgerEntry | None) -> None:
         live, ask = flight.live, flight.ask
         output = pack(raw, live.execution.memo)
         digest, view, kept, packed = self._input(flight)
@@ -411,11 +399,11 @@ class Effects:
             *ask.key, ask.name, ask.use, output.digest, digest, view, kept, flight.number, flight.entry.started_at,
             flight.entry.operation_id, ask.business_key, how,
         )  # fmt: skip
-        self._finish(flight)
-        self._record(flight, event, entry, raw=raw, output=output, input=packed, delivers=True)
+        self.finish(flight)
+        self.record(flight, event, entry, raw=raw, output=output, input=packed, delivers=True)
         self._turns.mark(live)
 
-    def _not_done(self, flight: EffectFlight, raw: bytes, retry_at: int, counted: int, note: str) -> None:
+    def not_done(self, flight: EffectFlight, raw: bytes, retry_at: int, counted: int, note: str) -> None:
         """Proven that nothing happened; another attempt follows."""
         ask = flight.ask
         happening = Happening.NOT_DONE if flight.entry.status is EffectState.STARTED else Happening.NOT_FOUND
@@ -424,243 +412,23 @@ class Effects:
         event = e.EffectNotDone(
             *ask.key, ask.name, ask.use, output.digest, None, None, True, flight.entry.attempts,
             )  # fmt: skip
-        self._record(flight, event, flight.entry, output=output)
+        self.record(flight, event, flight.entry, output=output)
         self._turns.mark(flight.live)
-        self._wait(flight, retry_at, self._send)
+        self.wait(flight, retry_at, self.send)
 
-    def _undecodable(self, flight: EffectFlight, hint: str, entry: LedgerEntry | None) -> None:
+    def undecodable(self, flight: EffectFlight, hint: str, entry: LedgerEntry | None) -> None:
         """It happened, and nobody but a person can say with what result."""
         ask = flight.ask
         if entry is not None:
             noted = e.EffectNoted(*ask.key, ask.name, ask.use, entry.operation_id, None, entry.external_ref, hint)
-            self._record(flight, noted, entry)
+            self.record(flight, noted, entry)
         supply = f"perdure inbox settle {flight.live.run_id} --succeeded --value @file"
-        self._block(flight, "undecodable", f"{hint}. Supply it: `{supply}`")
+        self.block(flight, "undecodable", f"{hint}. Supply it: `{supply}`")
 
-    def _block(self, flight: EffectFlight, reason: str, hint: str) -> None:
+    def block(self, flight: EffectFlight, reason: str, hint: str) -> None:
         flight.is_start_recorded = flight.ask.is_recorded = True
-        self._finish(flight)
+        self.finish(flight)
         self._turns.parking.block_call(flight.live, reason, hint, flight)
-
-    # ── doubt ────────────────────────────────────────────────────────────────────────────────
-    def _lost(
-        self, flight: EffectFlight, why: str, *, again: Again | None = None, counts: bool = True,
-        by_suspicion: bool = False, wants_person: bool = False,
-    ) -> None:  # fmt: skip
-        """Nobody knows what became of the attempt: note it, and do what the author declared."""
-        ask, now = flight.ask, self._turns.clock.now()
-        is_resent = flight.spec.downstream.kind == "idempotent" and not wants_person
-        retry_at = again.at if again is not None and is_resent else 0
-        if retry_at:
-            flight.entry = flight.entry._replace(note=why, updated_at=now)
-        elif flight.entry.status is EffectState.STARTED:
-            flight.entry = flight.entry.moved(Happening.LOST, now=now, note=why)
-        event = e.EffectInDoubt(
-            *ask.key, ask.name, ask.use, flight.entry.operation_id, flight.entry.attempts, why, retry_at,
-            0, counts, by_suspicion, wants_person,
-        )  # fmt: skip
-        self._record(flight, event, flight.entry)
-        self._turns.mark(flight.live)
-        self._resolve(flight)
-
-    def _go_on(self, flight: EffectFlight) -> None:
-        """The history knows this effect, and no outcome: go on where it stands."""
-        if flight.is_over:
-            return
-        standing, now = flight.standing, self._turns.clock.now()
-        try:
-            entry = self._turns.store.effect(standing.operation)
-        except StoreError as error:
-            self._later(flight, PUT_OFF_MICROSECONDS, self._go_on, error)
-            return
-        if entry is None:
-            hint = f"the ledger has no row for {standing.operation}, which the history has started"
-            self._block(flight, "unknown_effect", hint)
-            return
-        flight.entry, flight.number = entry, entry.attempts
-        if standing.state is EffectState.FAILED_RETRYABLE:
-            self._wait(flight, standing.retry_at, self._send)
-        elif entry.status is EffectState.SUCCEEDED:
-            self._undecodable(flight, f"{flight.ask.label} succeeded, and its result could not be recorded", None)
-        elif standing.doubt is not None:
-            self._resolve(flight)
-        else:
-            self._interrupted(flight, standing, now)
-
-    def _interrupted(self, flight: EffectFlight, standing: Standing, now: int) -> None:
-        """Whoever sent it has not told what came of it."""
-        quiet = quiet_until(
-            started_at=standing.started_at, suspected_at=standing.suspected_at, is_proven_dead=standing.is_proven_dead,
-            timeout=round(flight.spec.timeout_seconds * MICROSECONDS),
-        )  # fmt: skip
-        if now < quiet:
-            self._wait(flight, quiet, self._go_on)
-            return
-        how = "was taken for dead" if standing.suspected_at else "died" if standing.is_proven_dead else "was stopped"
-        self._lost(
-            flight, f"the process that sent attempt {standing.attempt} {how} before it noted an answer",
-            again=Again(now), counts=False, by_suspicion=bool(standing.suspected_at),
-        )  # fmt: skip
-
-    def _resolve(self, flight: EffectFlight) -> None:
-        """Do the next thing about a doubt."""
-        if flight.is_over:
-            return
-        now = self._turns.clock.now()
-        match next_move(self._doubt(flight), now):
-            case SendAgain():
-                self._wait(flight, flight.standing.retry_at, self._send)
-            case LookUpNow():
-                self._look_up(flight)
-            case WaitUntil(at):
-                self._wait(flight, at, self._resolve)
-            case NothingHappened():
-                self._nothing_happened(flight, now)
-            case AskPerson(why):
-                self._ask_person(flight, why)
-
-    def _doubt(self, flight: EffectFlight) -> Doubt:
-        spec, standing = flight.spec, flight.standing
-        doubt = standing.doubt or e.EffectInDoubt("", 0, "")
-        settle = spec.downstream.settle_after_seconds if isinstance(spec.downstream, CanLookUp) else 0
-        return Doubt(
-            spec.downstream.kind, spec.lookup is not None, standing.doubt_at, round(settle * MICROSECONDS),
-            doubt.by_suspicion, standing.retry_at > 0, doubt.wants_person, standing.looks,
-        )  # fmt: skip
-
-    def _nothing_happened(self, flight: EffectFlight, now: int) -> None:
-        standing, why = flight.standing, "looked up twice: the other side does not know it"
-        raw = dump_exception(StepError(f"attempt {standing.attempt} of {flight.ask.label} did nothing ({why})"), ())
-        if standing.failed < flight.spec.retry.max_attempts and not flight.is_cancelled:
-            self._not_done(flight, raw, now, standing.failed, why)
-            return
-        entry = flight.entry.moved(Happening.NOT_FOUND, now=now).moved(Happening.GIVEN_UP, now=now, note=why)
-        self._fail(flight, raw, "refused", entry)
-
-    def _ask_person(self, flight: EffectFlight, why: str) -> None:
-        entry, run_id = flight.entry, flight.live.run_id
-        known = f"; known: {entry.note}" if entry.note else ""
-        reference = f"; reference {entry.external_ref}" if entry.external_ref else ""
-        sent = f"sent {entry.attempts} time(s), last at {_clock(entry.started_at)}, under the key {entry.operation_id}"
-        hint = (
-            f"{entry.action_name} {entry.business_key!r} was {sent}{reference}{known}. {why[:1].upper()}{why[1:]}. "
-            f"Find out what became of it, then {_SETTLES.replace('RUN', run_id)}"
-        )
-        self._block(flight, "unknown_effect", hint)
-
-    # ── look-ups ─────────────────────────────────────────────────────────────────────────────
-    def _look_up(self, flight: EffectFlight) -> None:
-        if not self.performer.may_begin():
-            self._wait(flight, self._turns.clock.now() + PUT_OFF_MICROSECONDS, self._resolve)
-            return
-        context = self.performer.fresh_context()
-        task = self._loop.create_task(self._ask_other_side(flight), context=context)
-        self._looks.add(task)
-        task.add_done_callback(self._looks.discard)
-
-    async def _ask_other_side(self, flight: EffectFlight) -> None:
-        answer: Any
-        try:
-            ATTEMPT.set(flight)
-            seconds = min(LOOKUP_SECONDS_MAX, flight.spec.timeout_seconds)
-            async with asyncio.timeout(seconds):
-                answer = await _called(flight.spec.lookup, flight.operation_of(None))
-        except asyncio.CancelledError:
-            return
-        except Exception as error:
-            answer = Unsure(f"{type(error).__name__}: {message_of(error)}")
-        self._looked_up(flight, answer)
-
-    def _looked_up(self, flight: EffectFlight, answer: Any) -> None:
-        live = flight.live
-        if flight.is_over or live.is_gone or live.is_leaving:
-            return
-        if live.is_in_turn:
-            live.deferred.append(lambda: self._looked_up(flight, answer))
-            return
-        match answer:
-            case Found():
-                self._found(flight, answer)  # pyright: ignore[reportUnknownArgumentType]
-                return
-            case NotFound():
-                said, why = "not_found", ""
-            case Unsure(why):
-                said = "unsure"
-            case _:
-                said = "unsure"
-                expected = "return Found(result), NotFound() or Unsure()"
-                why = f"the lookup of {flight.spec.name} returned {answer!r}: {expected}"
-                log.error("run %s: %s", live.run_id, why)
-        flight.entry = flight.entry._replace(note=f"looked up: {said.replace('_', ' ')} {why}".strip())
-        self._record(flight, self._look(flight, said, why), flight.entry)
-        self._turns.mark(live)
-        self._resolve(flight)
-
-    def _look(self, flight: EffectFlight, answer: str, why: str, reference: str | None = None) -> e.EffectLookedUp:
-        ask = flight.ask
-        return e.EffectLookedUp(*ask.key, ask.name, ask.use, flight.entry.operation_id, answer, why, reference)
-
-    def _found(self, flight: EffectFlight, found: Found[Any]) -> None:
-        entry = flight.entry.moved(Happening.FOUND, now=self._turns.clock.now())
-        reference = found.reference or entry.external_ref
-        flight.entry = entry._replace(external_ref=reference, note="found by look-up")
-        self._record(flight, self._look(flight, "found", "", reference), None)
-        try:
-            raw = flight.spec.result.dumps(found.result)
-        except EncodeError as error:
-            hint = f"{flight.ask.label} was found, and its result cannot be recorded: {error}"
-            self._undecodable(flight, hint, flight.entry)
-            return
-        self._succeed(flight, raw, "found", flight.entry)
-
-    # ── what a person decides ────────────────────────────────────────────────────────────────
-    def settle(self, live: LiveRun, blocked: e.RunBlocked, key: Key, letter: Any, value: bytes) -> str | None:
-        """A person says what became of an effect, or what its result was. None, or why that cannot be."""
-        standing = live.execution.known.effects.get(key)
-        entry = None if standing is None else self._turns.store.effect(standing.operation)
-        if standing is None or entry is None:
-            return "this call is no effect in doubt"
-        now = max(self._turns.clock.now(), live.last_at)
-        told = f"settled by {letter.by or 'a person'}" + (f": {letter.reason}" if letter.reason else "")
-        happening = _SETTLED.get(letter.choice)
-        if entry.status is EffectState.SUCCEEDED:
-            if letter.choice not in {"succeeded", "value"}:
-                return "it has succeeded: only its result can be supplied"
-        elif happening is None:
-            return f"an effect in doubt is settled, not unblocked with {letter.choice!r}"
-        else:
-            entry = entry.moved(happening, now=now, note=told)
-        is_unwanted = letter.choice == "retry" and key in live.execution.holding
-        if is_unwanted:  # the workflow has cancelled the call: nobody wants another attempt
-            entry = entry.moved(Happening.GIVEN_UP, now=now, note=told)
-        entry = entry._replace(external_ref=letter.reference or entry.external_ref)
-        unblocked = e.RunUnblocked(letter.choice, letter.by, *key, letter.reason)
-        live.note_unblocked(unblocked)
-        live.has_effects = True
-        live.entries.append(Entry(unblocked, ledger=entry))
-        live.execution.known.note_effect(unblocked, now)
-        live.change = self._turns.parking.change(live)
-        if letter.choice == "retry" and not is_unwanted:
-            return None
-        self._supply(live, blocked, entry, letter, value)
-        return None
-
-    def _supply(self, live: LiveRun, blocked: e.RunBlocked, entry: LedgerEntry, letter: Any, value: bytes) -> None:
-        is_success = entry.status is EffectState.SUCCEEDED
-        raw = value if is_success else dump_exception(StepError(entry.note), ())
-        output = pack(raw, live.execution.memo)
-        small = raw if is_success and len(raw) <= RESULT_IN_ROW_BYTES_MAX else None
-        kind: Any = e.EffectSucceeded if is_success else e.EffectFailed
-        event = kind(
-            blocked.task, blocked.n, blocked.name, blocked.use, output=output.digest, attempt=0,
-            operation=entry.operation_id, business_key=entry.business_key, how="settled",
-        )  # fmt: skip
-        if is_success:
-            entry = entry._replace(response_hash=output.digest, result=small)
-        live.supplied.add(event.key)
-        live.has_sections |= event.is_in_section
-        live.execution.known.note_effect(event, 0)
-        live.entries.append(Entry(event, None, output, raw, True, ledger=entry))
 
     # ── cancelling, leaving ──────────────────────────────────────────────────────────────────
     def cancel(self, live: LiveRun, ask: EffectAsk) -> None:
@@ -690,17 +458,6 @@ class Effects:
         else:
             self.performer.cancel(live, key)
 
-    def adopt_orphans(self, live: LiveRun) -> None:
-        """Effects in doubt whose hosted code is over: nobody will ask for them again, and so a person is."""
-        for key, standing in live.execution.known.effects.items():
-            task, _, n = key[0].partition("/")[0].partition(":")
-            if not n or (task, int(n)) in live.execution.open or not standing.state.is_open:
-                continue
-            live.execution.holding.add(key)
-            if key not in live.blocked_calls:
-                hint = f"operation {standing.operation} may have happened, and its caller is gone; {_SETTLES}"
-                self._turns.parking.block(live, e.RunBlocked("unknown_effect", hint, *key, standing.name))
-
     def _give_up_cancelled(self, flight: EffectFlight) -> None:
         raw = dump_exception(RunCancelledError("the call was cancelled before anything was sent"), ())
         if not hasattr(flight, "entry"):
@@ -709,21 +466,17 @@ class Effects:
         entry = flight.entry
         if entry.status is EffectState.FAILED_RETRYABLE:
             entry = entry.moved(Happening.GIVEN_UP, now=self._turns.clock.now(), note="cancelled by the workflow")
-        self._fail(flight, raw, "cancelled", entry if entry.status is EffectState.FAILED_FINAL else None)
+        self.fail(flight, raw, "cancelled", entry if entry.status is EffectState.FAILED_FINAL else None)
 
     def _fail_unprepared(self, flight: EffectFlight, raw: bytes) -> None:
         call = Call(flight.live.rid, "", b"")
         flight.entry = self._new_entry(flight, call, flight.spec.name, 0)
-        self._fail(flight, raw, "cancelled", None)
+        self.fail(flight, raw, "cancelled", None)
 
     @property
     def airborne(self) -> list[EffectFlight]:
         """Effects whose body is running now."""
         return [flight for flight in self.performer.running if isinstance(flight, EffectFlight)]
-
-    def close(self) -> None:
-        for look in list(self._looks):
-            look.cancel()
 
     # ── small things ─────────────────────────────────────────────────────────────────────────
     def _input(self, flight: EffectFlight) -> tuple[bytes | None, bytes | None, bool, Any]:
@@ -735,14 +488,14 @@ class Effects:
         kept = ask.spec.record_input
         return ask.packed.digest, ask.view, kept, ask.packed if kept else None
 
-    def _record(self, flight: EffectFlight, event: e.Keyed, entry: LedgerEntry | None, **more: Any) -> None:
+    def record(self, flight: EffectFlight, event: e.Keyed, entry: LedgerEntry | None, **more: Any) -> None:
         """Put an event on its way, the ledger's row in the same commit. Where the effect stands follows from it."""
         live = flight.live
         live.has_effects = True
         live.entries.append(Entry(event, ledger=entry, **more))
         live.execution.known.note_effect(event, max(self._turns.clock.now(), live.last_at))
 
-    def _keep_reference(self, flight: EffectFlight) -> None:
+    def keep_reference(self, flight: EffectFlight) -> None:
         reference = _reference(flight)
         if reference is not None:
             flight.entry = flight.entry._replace(external_ref=reference)
@@ -776,14 +529,14 @@ class Effects:
             entry = flight.entry = flight.entry._replace(external_request_id=request_id)
             noted = f"request id {request_id}"
             event = e.EffectNoted(*ask.key, ask.name, ask.use, entry.operation_id, request_id, None, noted)
-            self._record(flight, event, entry)
+            self.record(flight, event, entry)
             live.then.append(tell)
             self._turns.mark(live)
 
         self._loop.call_soon(note)
         await is_durable
 
-    def _wait(self, flight: EffectFlight, at: int, then: Callable[[EffectFlight], None]) -> None:
+    def wait(self, flight: EffectFlight, at: int, then: Callable[[EffectFlight], None]) -> None:
         """Go on then. A wait that is over goes on at once."""
         if at <= self._turns.clock.now():
             then(flight)
@@ -797,27 +550,15 @@ class Effects:
         elif not (flight.is_over or flight.live.is_gone or flight.live.is_leaving):
             then(flight)
 
-    def _later(self, flight: EffectFlight, delay: int, then: Callable[[EffectFlight], None], error: StoreError) -> None:
+    def later(self, flight: EffectFlight, delay: int, then: Callable[[EffectFlight], None], error: StoreError) -> None:
         log.warning("run %s: the ledger cannot be read, trying again: %s", flight.live.run_id, error)
         self.performer.wait_until(flight, self._turns.clock.now() + delay, partial(self._woken, flight, then))
 
-    def _land(self, flight: EffectFlight) -> None:
+    def land(self, flight: EffectFlight) -> None:
         self.performer.land(flight)
 
-    def _finish(self, flight: EffectFlight) -> None:
+    def finish(self, flight: EffectFlight) -> None:
         self.performer.end(flight)
-
-
-_SETTLED = {
-    "succeeded": Happening.SETTLED_SUCCEEDED,
-    "failed": Happening.SETTLED_FAILED,
-    "retry": Happening.SETTLED_TRY_AGAIN,
-}
-
-
-async def _called(lookup: Any, operation: Operation) -> Any:
-    answer = lookup(operation)
-    return await answer if inspect.isawaitable(answer) else answer
 
 
 async def _nothing() -> None:
@@ -849,8 +590,3 @@ def _conflict(ask: EffectAsk, entry: LedgerEntry) -> OperationConflict:
         f"({entry.status}); nothing was sent. Let the key tell the two requests apart",
         entry.operation_id, str(entry.status),
     )  # fmt: skip
-
-
-def _clock(at: int) -> str:
-    return (_EPOCH + timedelta(microseconds=at)).strftime("%Y-%m-%d %H:%M:%S UTC") if at else "?"
-

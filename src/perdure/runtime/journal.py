@@ -308,11 +308,16 @@ class Journal:
         return self.is_suspended or self.outcome is not None
 
     @property
-    def only_waits(self) -> bool:
-        """Whether everybody in here waits for time, messages or children."""
-        waits = [request for request in self.requests.values() if request.waiting]  # a started child alone is no wait
-        only = bool(waits) and not self.held and all(r.is_wait for r in waits)
-        return only and all(map(self._is_waiting, self.participants))
+    def is_still(self) -> bool:
+        """Whether nothing happens in here until time passes or news comes: what it asked for waits, or its next attempt
+        does."""
+        asked = [request for request in self.requests.values() if request.waiting]
+        still = bool(asked) and not self.held and all(r.is_wait or self._waits_for_attempt(r) for r in asked)
+        return still and all(map(self._is_waiting, self.participants))
+
+    def _waits_for_attempt(self, request: Request) -> bool:
+        flight = self.live.flights.get(request.key)
+        return flight is not None and flight.alarm is not None
 
     def deliver(self, event: e.Keyed, at: int, raw: bytes | None) -> None:
         """Something of this section is durable."""

@@ -194,7 +194,7 @@ def _settle(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> Non
     if letter.choice in {"succeeded", "value"}:
         problem = turns.sections.misfit(live, key, value) if ask is None else _misfit(ask, value)
         problem = problem and f"the value that {letter.by or 'a person'} supplied does not fit: {problem}"
-    problem = problem or turns.effects.settle(live, blocked, key, letter, value)
+    problem = problem or turns.settling.settle(live, blocked, key, letter, value)
     if problem:
         hint = blocked.hint.partition(REFUSED)[0] + REFUSED + problem
         turns.parking.block(live, msgspec.structs.replace(blocked, hint=hint))

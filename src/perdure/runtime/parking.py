@@ -107,7 +107,7 @@ class Parking:
         """Whether nothing happens in this run until time passes or something comes from outside. What is left of its
         steps waits for the next attempt."""
         moves = live.is_in_turn or live.under_way or live.has_something_to_write or live.is_leaving or live.then
-        return not moves and not live.undelivered and self._turns.sections.only_waits(live)
+        return not moves and not live.undelivered and self._turns.sections.is_still(live)
 
     def is_kept_by_a_wait(self, live: LiveRun) -> bool:
         """Whether the run is in memory only because its hosted code is, and that waits."""

@@ -265,9 +265,9 @@ class Sections:
                 if rid == live.rid:
                     self.cancel(live, key)
 
-    def only_waits(self, live: LiveRun) -> bool:
+    def is_still(self, live: LiveRun) -> bool:
         """Whether all hosted code of the run waits for time to pass, or for news from outside."""
-        return not live.has_sections or all(j.is_idle or j.only_waits for j in self._of(live))
+        return not live.has_sections or all(j.is_idle or j.is_still for j in self._of(live))
 
     def is_busy(self, live: LiveRun) -> bool:
         """Whether some section of the run is doing more than wait."""

@@ -30,12 +30,14 @@ from perdure.errors import HistoryCorruptError, PerdureBug, StoreError
 from perdure.history import events as e
 from perdure.runtime import load, mail
 from perdure.runtime.children import Children
+from perdure.runtime.doubts import Doubts
 from perdure.runtime.effects import Effects
 from perdure.runtime.ends import Ends
 from perdure.runtime.live import Delivery, Entry, LiveRun, Standstill, Written
 from perdure.runtime.parking import Parking
 from perdure.runtime.performer import Performer
 from perdure.runtime.sections import Sections
+from perdure.runtime.settling import Settling
 from perdure.runtime.threads import DaemonThreads
 from perdure.runtime.writer import Done as DoneCallback
 from perdure.runtime.writer import Writer
@@ -100,6 +102,8 @@ class Turns:
         )
         self.performer.on_escape = self.contain
         self.effects = Effects(self)
+        self.doubts = Doubts(self)
+        self.settling = Settling(self)
         self.live: dict[int, LiveRun] = {}
         self.on_interruption = self.interrupted
         self.on_standstill: Callable[[int, Standstill], None] = lambda rid, how: None
@@ -205,7 +209,7 @@ class Turns:
         except StoreError:
             self.on_trouble()
         if live.execution.known.effects:
-            self.effects.adopt_orphans(live)
+            self.doubts.adopt_orphans(live)
         self.advance(live)
 
     def admit_new(self, info: RunInfo, new: NewRun, input_raw: bytes) -> None:

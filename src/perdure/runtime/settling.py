@@ -1,0 +1,83 @@
+"""A person says what became of an effect. The run goes on by itself; who said it, when and why is in its history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from perdure.codec import dump_exception, pack
+from perdure.engine.calls import Key
+from perdure.errors import (
+    StepError,
+)
+from perdure.history import events as e
+from perdure.ledger import (
+    EffectState,
+    Happening,
+    LedgerEntry,
+)
+from perdure.ledger.entry import RESULT_IN_ROW_BYTES_MAX
+from perdure.runtime.live import Entry, LiveRun
+
+if TYPE_CHECKING:
+    from perdure.runtime.turn import Turns
+
+SETTLED = {
+    "succeeded": Happening.SETTLED_SUCCEEDED,
+    "failed": Happening.SETTLED_FAILED,
+    "retry": Happening.SETTLED_TRY_AGAIN,
+}
+
+
+class Settling:
+    """Takes in what people decide about effects."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def settle(self, live: LiveRun, blocked: e.RunBlocked, key: Key, letter: Any, value: bytes) -> str | None:
+        """A person says what became of an effect, or what its result was. None, or why that cannot be."""
+        standing = live.execution.known.effects.get(key)
+        entry = None if standing is None else self._turns.store.effect(standing.operation)
+        if standing is None or entry is None:
+            return "this call is no effect in doubt"
+        now = max(self._turns.clock.now(), live.last_at)
+        told = f"settled by {letter.by or 'a person'}" + (f": {letter.reason}" if letter.reason else "")
+        happening = SETTLED.get(letter.choice)
+        if entry.status is EffectState.SUCCEEDED:
+            if letter.choice not in {"succeeded", "value"}:
+                return "it has succeeded: only its result can be supplied"
+        elif happening is None:
+            return f"an effect in doubt is settled, not unblocked with {letter.choice!r}"
+        else:
+            entry = entry.moved(happening, now=now, note=told)
+        is_unwanted = letter.choice == "retry" and key in live.execution.holding
+        if is_unwanted:  # the workflow has cancelled the call: nobody wants another attempt
+            entry = entry.moved(Happening.GIVEN_UP, now=now, note=told)
+        entry = entry._replace(external_ref=letter.reference or entry.external_ref)
+        unblocked = e.RunUnblocked(letter.choice, letter.by, *key, letter.reason, blocked.name, blocked.use)
+        live.note_unblocked(unblocked)
+        live.has_effects = True
+        live.entries.append(Entry(unblocked, ledger=entry))
+        live.execution.known.note_effect(unblocked, now)
+        live.change = self._turns.parking.change(live)
+        if letter.choice == "retry" and not is_unwanted:
+            return None
+        self._supply(live, blocked, entry, letter, value)
+        return None
+
+    def _supply(self, live: LiveRun, blocked: e.RunBlocked, entry: LedgerEntry, letter: Any, value: bytes) -> None:
+        is_success = entry.status is EffectState.SUCCEEDED
+        raw = value if is_success else dump_exception(StepError(entry.note), ())
+        output = pack(raw, live.execution.memo)
+        small = raw if is_success and len(raw) <= RESULT_IN_ROW_BYTES_MAX else None
+        kind: Any = e.EffectSucceeded if is_success else e.EffectFailed
+        event = kind(
+            blocked.task, blocked.n, blocked.name, blocked.use, output=output.digest, attempt=0,
+            operation=entry.operation_id, business_key=entry.business_key, how="settled",
+        )  # fmt: skip
+        if is_success:
+            entry = entry._replace(response_hash=output.digest, result=small)
+        live.supplied.add(event.key)
+        live.has_sections |= event.is_in_section
+        live.execution.known.note_effect(event, 0)
+        live.entries.append(Entry(event, None, output, raw, True, ledger=entry))
