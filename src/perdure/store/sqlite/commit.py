@@ -1,7 +1,8 @@
 """What a commit of many writes does inside its transaction.
 
-Each write is judged against what is there, in order; rows of all appends are collected and inserted together at the
-end. A plain append by the run's owner is judged by what the last commit left in memory (`Facts`) and reads nothing.
+Each write is judged against what is there, in order. What is only written (new runs, rows, blobs, ends) is collected
+and written together: at the end, or before anything is read. A plain append by the run's owner is judged by what the
+last commit left in memory (`Facts`) and reads nothing.
 """
 
 from __future__ import annotations
@@ -92,11 +93,17 @@ class Commit:
         self._connection = connection
         self._facts = facts
         self._now = now
+        self._ids = dict[str, tuple[int, bytes] | None]()
+        self._new_runs = list[tuple[Any, ...]]()
         self._events = list[tuple[Any, ...]]()
         self._blobs = list[tuple[int, bytes, bytes]]()
         self._taken = list[tuple[int, int]]()
+        self._ended = list[dict[str, Any]]()
 
     def apply(self, writes: Sequence[Write]) -> list[Outcome]:
+        for write in writes:
+            if isinstance(write, NewRun):
+                self._ids[write.run_id] = self._sql("rid_of", write.run_id).fetchone()
         outcomes = [self._write(write) for write in writes]
         self._flush()
         return outcomes
@@ -111,10 +118,15 @@ class Commit:
                 return self._send(write)
 
     def _sql(self, name: str, *parameters: Any) -> sqlite3.Cursor:
+        """Execute one query, after all that was collected before it."""
+        self._flush()
         return self._connection.execute(QUERIES[name], parameters)
 
     def _flush(self) -> None:
-        """Insert what was collected. Before anything reads events, blobs or mail of this transaction."""
+        """Write what was collected."""
+        if self._new_runs:
+            self._connection.executemany(QUERIES["insert_run"], self._new_runs)
+            self._new_runs.clear()
         if self._events:
             self._connection.executemany(INSERT_EVENT, self._events)
             self._events.clear()
@@ -124,6 +136,9 @@ class Commit:
         if self._taken:
             self._connection.executemany(QUERIES["take_letter"], self._taken)
             self._taken.clear()
+        if self._ended:
+            ended, self._ended = self._ended, []
+            self._end_all(ended)
 
     # ── appends ──────────────────────────────────────────────────────────────────────────────
     def _append(self, append: Append) -> Outcome:
@@ -140,7 +155,6 @@ class Commit:
 
     def _judge(self, append: Append) -> Outcome | None:
         """Why the append is not to be applied (now, or any more), or None."""
-        self._flush()
         found = self._sql("standing", append.rid).fetchone()
         if found is None:
             return Missing()
@@ -213,7 +227,6 @@ class Commit:
 
     # ── changes of the index row ─────────────────────────────────────────────────────────────
     def _change(self, rid: int, change: Change) -> None:
-        self._flush()
         values: dict[str, Any] = {
             "rid": rid,
             "status": change.status,
@@ -225,10 +238,12 @@ class Commit:
             "now": self._now,
         }
         if change.ending is not None:
-            self._end(rid, change.ending, values)
+            self._ended.append(values | {"due_at": None, "wakes": "nothing", "ending": change.ending})
+            self._facts.standing.pop(rid, None)
         elif change.release:
             self._release(rid, change, values)
         else:
+            self._flush()
             self._connection.execute(QUERIES["change_run"], values)
 
     def _release(self, rid: int, change: Change, values: dict[str, Any]) -> None:
@@ -247,14 +262,17 @@ class Commit:
         if found is not None and not is_quiet(self._connection, rid, found[1]):
             self._sql("forgive", rid)
 
-    def _end(self, rid: int, ending: bytes, values: dict[str, Any]) -> None:
-        values |= {"due_at": None, "wakes": "nothing", "ending": ending}
-        self._connection.execute(QUERIES["release_run"], values)
-        self._facts.standing.pop(rid, None)
-        self._sql("clear_mailbox", rid)
-        for watcher_rid, key in self._sql("watchers_of", rid).fetchall():
-            self._tell(rid, ending, watcher_rid, key)
-        self._sql("clear_watchers", rid)
+    def _end_all(self, ended: Sequence[dict[str, Any]]) -> None:
+        """Runs that have ended: who watches them is told, their mail is dropped."""
+        self._connection.executemany(QUERIES["release_run"], ended)
+        endings = {values["rid"]: values["ending"] for values in ended}
+        rids = msgspec.json.encode([*endings]).decode()
+        self._sql("clear_mailboxes", rids)
+        watchers = self._sql("watchers_of", rids).fetchall()
+        for rid, watcher_rid, key in watchers:
+            self._tell(rid, endings[rid], watcher_rid, key)
+        if watchers:
+            self._sql("clear_watchers", rids)
 
     def _watch(self, watch: Watch) -> None:
         rid, status, ending = self._sql("watched", watch.run_id).fetchone()
@@ -271,7 +289,7 @@ class Commit:
 
     # ── new runs ─────────────────────────────────────────────────────────────────────────────
     def _start(self, new: NewRun) -> Outcome:
-        found = self._sql("rid_of", new.run_id).fetchone()
+        found = self._ids[new.run_id]
         if found is None:
             return Done(self._create(new), len(new.rows))
         rid, create_id = found
@@ -281,12 +299,12 @@ class Commit:
 
     def _create(self, new: NewRun) -> int:
         rid = self._next_rid()
+        self._ids[new.run_id] = rid, new.id
         status, owner, epoch, due_at = self._first_owner(new)
-        self._sql(
-            "insert_run",
-            *(rid, new.run_id, new.id, new.workflow, new.version, status, owner, epoch, new.input_digest),
-            *(new.created_at, self._now, due_at, new.parent_run_id, _tags(new), rules.first_wakes(new), len(new.rows)),
-        )
+        self._new_runs.append((
+            rid, new.run_id, new.id, new.workflow, new.version, status, owner, epoch, new.input_digest,
+            new.created_at, self._now, due_at, new.parent_run_id, _tags(new), rules.first_wakes(new), len(new.rows),
+        ))  # fmt: skip
         self._events.extend(event_values(rid, row) for row in new.rows)
         self._blobs.extend((rid, digest, body) for digest, body in new.blobs)
         self._facts.standing[rid] = (epoch, len(new.rows))

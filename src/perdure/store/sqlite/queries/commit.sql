@@ -92,8 +92,8 @@ UPDATE runs SET deaths = 0, lone = 0 WHERE rid = ?;
 -- name: waiting_kinds
 SELECT DISTINCT kind FROM mailbox WHERE rid = ? AND taken = 0;
 
--- name: clear_mailbox
-DELETE FROM mailbox WHERE rid = ?;
+-- name: clear_mailboxes
+DELETE FROM mailbox WHERE rid IN (SELECT value FROM json_each(?));
 
 -- name: addressee
 SELECT rid, status, owner, wakes, due_at FROM runs WHERE run_id = ?;
@@ -114,7 +114,7 @@ SELECT rid, status, ending FROM runs WHERE run_id = ?;
 INSERT INTO watchers (rid, watcher_rid, key) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: watchers_of
-SELECT watcher_rid, key FROM watchers WHERE rid = ?;
+SELECT rid, watcher_rid, key FROM watchers WHERE rid IN (SELECT value FROM json_each(?)) ORDER BY rid, watcher_rid, key;
 
 -- name: clear_watchers
-DELETE FROM watchers WHERE rid = ?;
+DELETE FROM watchers WHERE rid IN (SELECT value FROM json_each(?));
