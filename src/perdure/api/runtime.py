@@ -163,19 +163,21 @@ class Runtime(Client):
 
     async def _write(self, write: Write) -> Outcome:
         host = self._host
-        answer = host.writer.submit(write)
+        answer = host.writer.submit(write, unheard=self._doubt)
         try:
-            return await asyncio.shield(answer)
+            return await answer
         except asyncio.CancelledError:
-            # what was asked for happens all the same: a run that is created is this worker's, and nobody takes it in
-            answer.add_done_callback(self._doubt)
+            if not answer.cancelled():  # it came in the same moment
+                answer.exception()
+                self._doubt()
             raise
         except StoreError:
             host.be_unsure()  # it may have been written nevertheless, a start for this worker
             raise
 
-    def _doubt(self, answer: asyncio.Future[Outcome]) -> None:
-        answer.exception()  # nobody else looks at it
+    def _doubt(self) -> None:
+        """Whoever asked for a write was cancelled. It happens all the same: a run that was created is this worker's,
+        and nobody takes it in."""
         if self._host_open is not None:
             self._host_open.be_unsure()
 

@@ -155,6 +155,8 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         Called from a plain callback of the outer loop, never from inside one of its tasks: the outer loop's notion of
         a current task must not leak into the workflow. Raises StuckTurn; passes KeyboardInterrupt on.
         """
+        if not self._ready:
+            return
         if self._thread_id:
             self._run_ready()
             return

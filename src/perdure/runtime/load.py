@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -31,15 +32,19 @@ _decode_carried = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
 
 def manifest(spec: WorkflowSpec) -> dict[str, Any]:
     """What a run was started under."""
-    from perdure import __version__
-
     return {
         "workflow_name": spec.name,
         "workflow_version": spec.version,
         "checkpoint_schema_version": CHECKPOINT_SCHEMA_VERSION,
-        "perdure": __version__,
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        **_versions(),
     }
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    from perdure import __version__
+
+    return {"perdure": __version__, "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
 
 
 def new_run(

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from perdure.errors import StoreError
 from perdure.store.protocol import Append, Outcome, Store, Write
@@ -53,19 +54,12 @@ class Writer:
         """`source` is asked for its writes when a commit begins, so that they are as complete as can be."""
         self._sources.append(source)
 
-    def submit(self, write: Write) -> asyncio.Future[Outcome]:
-        """Commit one write; the future has its outcome, or a StoreError."""
+    def submit(self, write: Write, *, unheard: Callable[[], None] | None = None) -> asyncio.Future[Outcome]:
+        """Commit one write; the future has its outcome, or a StoreError.
+
+        To cancel the future keeps nothing from being written; `unheard` is then called when it is."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
-
-        def done(outcome: Outcome | Exception) -> None:
-            if future.done():
-                return
-            if isinstance(outcome, Exception):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-        self._jobs.append((write, done))
+        self._jobs.append((write, partial(_answer, future, unheard)))
         self.schedule()
         return future
 
@@ -236,3 +230,15 @@ class Writer:
         self._thread.shutdown(wait=True)
         jobs, self._jobs, self._troubled = self._troubled + self._jobs, [], []
         self._refuse(jobs, StoreError("this Runtime was closed before that was written"))
+
+
+def _answer(
+    future: asyncio.Future[Outcome], unheard: Callable[[], None] | None, outcome: Outcome | Exception
+) -> None:
+    if future.done():
+        if unheard is not None:
+            unheard()
+    elif isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
