@@ -7,6 +7,7 @@ store is free and commits measure well under the time of a thread switch, else o
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections import deque
@@ -39,6 +40,8 @@ class Writer:
         self._jobs: list[Job] = []
         self._sources: list[Callable[[], Iterable[Job]]] = []
         self._loop = asyncio.get_running_loop()
+        # not that of the step whose result asks for a commit: the timers armed there would keep it, and its run
+        self._context = contextvars.copy_context()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-writer")
         self._is_scheduled = False
         self._is_busy = False
@@ -67,7 +70,7 @@ class Writer:
         """Let a commit begin when the loop comes round."""
         if not (self._is_scheduled or self._is_busy):
             self._is_scheduled = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush, context=self._context)
 
     def _flush(self) -> None:
         self._is_scheduled = False
