@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.store.protocol import CONTROL_KINDS, Done, Ended, Missing, Status, Wakes, Watch, Write
+from perdure.store.protocol import CONTROL_KINDS, Done, Ended, Exists, Missing, Status, Wakes, Watch, Write
 from perdure.testing.conformance.base import ENDED, KNOWN, StoreCase, append, letter, new_run, released
 
 
@@ -167,6 +167,28 @@ class MailPromises(StoreCase):
         self.done(append(child, 1, change=ENDED))
         self.done(append(rid, 1, watches=(Watch("child", rid, "c1"),), change=released(due_at=None)))
         assert self.claimed() == ["r"]
+
+    def test_what_comes_after_an_end_in_the_same_commit_sees_it(self) -> None:
+        one, two, child = self.start("one"), self.start("two"), self.start("child")
+        outcomes = self.store.commit([
+            append(one, 1, watches=(Watch("child", one, "c"),)), append(child, 1, change=ENDED), letter("child"),
+            append(two, 1, watches=(Watch("child", two, "c"),)), append(child, 2), new_run("new"), new_run("new"),
+        ])  # fmt: skip
+        assert outcomes[1:3] == [Done(child, 2), Ended(Status.COMPLETED)]
+        assert outcomes[4] == Ended(Status.COMPLETED)
+        assert isinstance(outcomes[5], Done)
+        assert isinstance(outcomes[6], Exists)
+        assert outcomes[6].run.rid == outcomes[5].rid
+        assert self.bodies("one") == self.bodies("two") == [b"the end"]
+
+    def test_of_two_that_end_in_the_same_commit_none_is_told(self) -> None:
+        one, two = self.start("one"), self.start("two")
+        self.done(append(one, 1, watches=(Watch("two", one, "c"),)))
+        self.done(append(two, 1, watches=(Watch("one", two, "c"),)))
+        outcomes = self.store.commit([append(one, 2, change=ENDED), append(two, 2, change=ENDED)])
+        assert outcomes == [Done(one, 3), Done(two, 3)]
+        assert self.store.mail() == []
+        assert self.claim() == []
 
     def test_several_watchers_and_keys_are_each_told_once(self) -> None:
         one, two, child = self.start("one"), self.start("two"), self.start("child")
