@@ -46,6 +46,9 @@ def test_neither_steps_nor_runs_leave_garbage(tmp_path: Path) -> None:
     assert asyncio.run(main()) == []
 
 
+MORE_RUNS = 200
+
+
 @perdure.workflow
 async def sleeper() -> None:
     await double(1)
@@ -69,7 +72,7 @@ def test_nothing_is_left_in_memory_of_a_run_that_waits(tmp_path: Path) -> None:
 
             await objects_with_more_parked(20)
             fewer = await objects_with_more_parked(20)
-            return await objects_with_more_parked(200) - fewer
+            return await objects_with_more_parked(MORE_RUNS) - fewer
 
     left = asyncio.run(main())
-    assert left.total() < 50, left
+    assert {name: count for name, count in left.items() if count >= MORE_RUNS // 2} == {}, "something for each run"
