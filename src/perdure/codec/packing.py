@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Protocol
@@ -117,6 +116,8 @@ class Memo:
     value was stored with it.
     """
 
+    __slots__ = ("_arrays_max", "_ask", "_bytes_max", "_digests", "_digests_max", "_growths", "_quotable")
+
     def __init__(
         self,
         known: Callable[[bytes], bool] | None = None,
@@ -126,9 +127,9 @@ class Memo:
         bytes_max: int = 4 << 20,
     ) -> None:
         self._ask = known
-        self._digests: OrderedDict[bytes, None] = OrderedDict()
-        self._quotable: OrderedDict[bytes, bytes] = OrderedDict()
-        self._growths: list[Growth] = []
+        self._digests: dict[bytes, None] = {}
+        self._quotable: dict[bytes, bytes] = {}
+        self._growths: tuple[Growth, ...] = ()
         self._digests_max, self._arrays_max, self._bytes_max = digests_max, arrays_max, bytes_max
 
     def knows(self, digest: bytes) -> bool:
@@ -142,14 +143,14 @@ class Memo:
     def remember(self, digest: bytes) -> None:
         """The blob of this digest is stored."""
         self._digests[digest] = None
-        if len(self._digests) > self._digests_max:
-            self._digests.popitem(last=False)
+        if len(self._digests) > self._digests_max:  # half of them at once: a dict is slow to lose its first key
+            self._digests = dict.fromkeys([*self._digests][len(self._digests) // 2 :])
 
     def quotable(self, text: bytes, position: int) -> None:
         """This small text is stored as the output of the event at `position`."""
         self._quotable[sha256(text).digest()] = position.to_bytes(POSITION_SIZE, "big")
         if len(self._quotable) > QUOTABLE_MAX:
-            self._quotable.popitem(last=False)
+            del self._quotable[next(iter(self._quotable))]
 
     def quoted(self, text: bytes) -> bytes:
         """A text of at most SMALL_MAX bytes, or a reference, as it stands in a blob: what can be quoted is."""
@@ -172,11 +173,11 @@ class Memo:
         for digest, _ in packed.blobs:
             self.remember(digest)
         for growth in packed.grown:
-            if growth.replaces in self._growths:
-                self._growths.remove(growth.replaces)
-                growth.replaces.text = b""
-            growth.replaces = None
-            self._growths.append(growth)
+            replaced, growth.replaces = growth.replaces, None
+            if replaced is not None and replaced in self._growths:
+                self._growths = tuple(kept for kept in self._growths if kept is not replaced)
+                replaced.text = b""
+            self._growths += (growth,)
         if packed.grown:
             self._trim()
 
@@ -187,7 +188,7 @@ class Memo:
             total += len(growth.text)
             if total > self._bytes_max or count >= self._arrays_max:
                 growth.text = b""
-        self._growths = [growth for growth in self._growths if growth.text]
+        self._growths = tuple(growth for growth in self._growths if growth.text)
 
     def growth_of(self, raw: bytes) -> tuple[Growth, Cut] | None:
         """The growing array that this text continues, and from which length on."""

@@ -35,7 +35,7 @@ class Standing(NamedTuple):
     name: str = ""
 
 
-class Known(msgspec.Struct):
+class Known(msgspec.Struct, gc=False):
     """What a history that is about to be replayed says ahead of time."""
 
     recorded: dict[Key, Recorded] = {}

@@ -39,9 +39,9 @@ class Children:
         new = load.new_run(
             ask.spec, ask.run_id, ask.input, now=now, parent=live.run_id, owner=self._turns.worker if is_ours else None
         )
-        live.new_runs.append(new)
+        live.new_runs += (new,)
         self._record(live, ask, is_attached=False)
-        live.then.append(partial(self._admit_soon, new, ask.input))
+        live.then += (partial(self._admit_soon, new, ask.input),)
 
     def _attach_to_sibling(self, live: LiveRun, ask: ChildAsk, sibling: NewRun) -> None:
         """Another call of the same turn has just asked for a child of this id."""
@@ -70,7 +70,7 @@ class Children:
     def _record(self, live: LiveRun, ask: ChildAsk, *, is_attached: bool) -> None:
         self._turns.on_child(ask.run_id)
         ask.is_started = True
-        live.watches.append(Watch(ask.run_id, live.rid, mail.child_key(ask)))
+        live.watches += (Watch(ask.run_id, live.rid, mail.child_key(ask)),)
         live.execution.children[ask.key] = ask.run_id
         live.record(_child_started(ask, is_attached=is_attached), input=ask.packed)
         self._turns.mark(live)
@@ -94,15 +94,15 @@ class Children:
             new_runs=tuple(n for n in written.append.new_runs if n is not new),
             watches=tuple(w for w in written.append.watches if same or w.run_id != other.run_id),
         )
-        then = [then for then in written.then if not _is_about(then, new)]
+        then = tuple(then for then in written.then if not _is_about(then, new))
         live.take_back(msgspec.structs.replace(written, append=append, entries=entries, then=then))
         self._turns.mark(live)
 
     def tell(self, live: LiveRun, run_ids: Iterable[str]) -> None:
         """Cancel these child runs, in the same commit."""
         for run_id in run_ids:
-            live.letters.append(mail.from_parent(run_id, now=self._turns.clock.now()))
-            live.then.append(self._turns.on_letters)
+            live.letters += (mail.from_parent(run_id, now=self._turns.clock.now()),)
+            live.then += (self._turns.on_letters,)
 
     def left(self, live: LiveRun) -> list[str]:
         """Ids of child runs that are not to outlive this one, where its code cannot cancel them any more."""

@@ -195,7 +195,7 @@ class Doubts:
         if flight.is_over or live.is_gone or live.is_leaving:
             return
         if live.is_in_turn:
-            live.deferred.append(lambda: self._looked_up(flight, answer))
+            live.deferred += (lambda: self._looked_up(flight, answer),)
             return
         match answer:
             case Found():

@@ -235,7 +235,7 @@ class Effects:
         if live.is_parked:  # nothing new leaves; it goes on where it stands when that is over
             self.land(flight)
             live.flights.pop(ask.key, None)
-            live.held.append(ask)
+            live.held += (ask,)
             return
         happening = Happening.SENT if flight.entry.status is not EffectState.STARTED else Happening.SENT_AGAIN
         entry = flight.entry = flight.entry.moved(happening, now=self._turns.clock.now())
@@ -251,7 +251,7 @@ class Effects:
             ),
             entry, input=packed if kept else None,
         )  # fmt: skip
-        live.then.append(partial(self._launch, flight, entry.attempts))
+        live.then += (partial(self._launch, flight, entry.attempts),)
         self._turns.mark(live)
 
     def _launch(self, flight: EffectFlight, attempt: int) -> None:
@@ -271,7 +271,7 @@ class Effects:
         written, operation = live.landed(), outcome.entry.operation_id
         mine = [f for f in live.flights.values() if isinstance(f, EffectFlight) and f.entry.operation_id == operation]
         entries = [entry for entry in written.entries if getattr(entry.event, "operation", "") != operation]
-        then = [then for then in written.then if not _is_launch_of(then, mine)]
+        then = tuple(then for then in written.then if not _is_launch_of(then, mine))
         live.take_back(msgspec.structs.replace(written, entries=entries, then=then))
         for flight in mine:
             live.execution.known.effects.pop(flight.ask.key, None)
@@ -284,7 +284,7 @@ class Effects:
         """The body returned: it happened, whatever its result."""
         self.performer.land(flight)
         if flight.live.is_in_turn:
-            flight.live.deferred.append(lambda: self.returned(flight, value))
+            flight.live.deferred += (lambda: self.returned(flight, value),)
             return
         now, reference = self._turns.clock.now(), _reference(flight)
         entry = flight.entry.moved(Happening.RETURNED, now=now)._replace(external_ref=reference)
@@ -302,7 +302,7 @@ class Effects:
         """The body raised, or took too long: a proof that nothing happened, or a doubt."""
         self.performer.land(flight)
         if flight.live.is_in_turn:
-            flight.live.deferred.append(lambda: self.failed(flight, number, error))
+            flight.live.deferred += (lambda: self.failed(flight, number, error),)
             return
         now = self._turns.clock.now()
         try:
@@ -337,7 +337,7 @@ class Effects:
         if live.is_gone or live.is_leaving:
             return
         if live.is_in_turn:
-            live.deferred.append(lambda: self.came_late(flight, number, value))
+            live.deferred += (lambda: self.came_late(flight, number, value),)
             return
         said = flight.operations[number].reference if number in flight.operations else None
         standing = live.execution.known.effects.get(flight.ask.key)
@@ -524,13 +524,13 @@ class Effects:
         def note() -> None:
             live, ask = flight.live, flight.ask
             if live.is_in_turn:
-                live.deferred.append(note)
+                live.deferred += (note,)
                 return
             entry = flight.entry = flight.entry._replace(external_request_id=request_id)
             noted = f"request id {request_id}"
             event = e.EffectNoted(*ask.key, ask.name, ask.use, entry.operation_id, request_id, None, noted)
             self.record(flight, event, entry)
-            live.then.append(tell)
+            live.then += (tell,)
             self._turns.mark(live)
 
         self._loop.call_soon(note)
@@ -546,7 +546,7 @@ class Effects:
     def _woken(self, flight: EffectFlight, then: Callable[[EffectFlight], None]) -> None:
         flight.alarm = None
         if flight.live.is_in_turn:
-            flight.live.deferred.append(lambda: self._woken(flight, then))
+            flight.live.deferred += (lambda: self._woken(flight, then),)
         elif not (flight.is_over or flight.live.is_gone or flight.live.is_leaving):
             then(flight)
 

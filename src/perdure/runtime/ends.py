@@ -13,7 +13,7 @@ from perdure.engine.chapters import Completed, Failed, NextChapter, WasCancelled
 from perdure.errors import PerdureBug
 from perdure.history import events as e
 from perdure.runtime import load, mail
-from perdure.runtime.live import CHAPTER_TO_BE_PLACED, LiveRun, Standstill
+from perdure.runtime.live import CHAPTER_TO_BE_PLACED, NO_CALLS, LiveRun, Standstill
 from perdure.store.protocol import Change, Status
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Ends:
         for command in [*live.held, *itertools.chain(*live.unperformed), *live.execution.commands]:
             if isinstance(command, Cancelled):
                 self._turns.cancel(live, command.ask)
-        live.held, live.unperformed, live.execution.commands = [], [], []
+        live.held, live.unperformed, live.execution.commands = (), (), []
 
     def fail(self, live: LiveRun, raw: bytes) -> None:
         """End a run as failed, by a person's decision. Refused while an effect may have happened."""
@@ -85,7 +85,7 @@ class Ends:
             status=status, reason="", hint="", waiting=b"", release=True, ending=mail.ending(status, raw)
         )
         live.is_leaving = True
-        live.then.append(lambda: self._ended(live, Standstill(status, raw=raw)))
+        live.then += (lambda: self._ended(live, Standstill(status, raw=raw)),)
         self._turns.mark(live)
 
     def _ended(self, live: LiveRun, how: Standstill) -> None:
@@ -110,7 +110,7 @@ class Ends:
         if live.is_paused:  # a chapter is loaded without those before it
             live.record(e.RunPaused())
         live.change = self._turns.parking.change(live)._replace(chapter_seq=CHAPTER_TO_BE_PLACED)
-        live.then.append(lambda: self._begin_chapter(live, event, ending.input, left_over, cancel))
+        live.then += (lambda: self._begin_chapter(live, event, ending.input, left_over, cancel),)
         live.is_leaving = True
         self._turns.mark(live)
 
@@ -120,7 +120,7 @@ class Ends:
         live.execution.close()
         execution = live.execution = load.next_execution(live, event, input_raw, carried, log=log.warning)
         live.is_leaving = False
-        live.undelivered, live.supplied = [], set()
+        live.undelivered, live.supplied = (), NO_CALLS
         live.state_written = execution.state
         execution.on_interruption = self._turns.on_interruption
 

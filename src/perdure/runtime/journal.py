@@ -782,7 +782,7 @@ class Journal:
                 durable.set_exception(Unwound("this section is over"))
                 return
             self._becoming_durable.add(durable)
-            self.live.then.append(is_durable)
+            self.live.then += (is_durable,)
             output = pack(raw, self.live.execution.memo)
             kept = wanted.packed if wanted.record is None else None
             wanted.record = wanted.record or Record(wanted.key, wanted.lane, wanted.name, wanted.digest, None, 0, None)

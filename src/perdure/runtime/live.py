@@ -27,6 +27,9 @@ CHAPTER_TO_BE_PLACED = -1
 """Where a chapter begins is known when its append is built: what else goes into that stands before it."""
 
 
+NO_CALLS: frozenset[Key] = frozenset()
+
+
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """An event on its way into the history. `raw` is what the code gets when it `delivers`; `at` is set if it was
     delivered already (a lazy result). `ledger` is the row that an effect has from then on."""
@@ -58,7 +61,7 @@ class Written(msgspec.Struct, frozen=True):
 
     append: Append
     entries: Sequence[Entry]
-    then: list[Callable[[], None]]
+    then: tuple[Callable[[], None], ...]
     has_lazy: bool = False
 
     def outcomes(self) -> list[Delivery]:
@@ -68,7 +71,11 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class LiveRun:
-    """Everything that a worker holds of a run that it owns. One thread at a time touches it."""
+    """Everything that a worker holds of a run that it owns. One thread at a time touches it.
+
+    What is mostly empty is an empty tuple that grows by being replaced: thousands of runs are in memory at once, and
+    the collector looks at each list that they hold.
+    """
 
     __slots__ = (
         "alarm",
@@ -126,25 +133,25 @@ class LiveRun:
         self.next_head = head
         self.next_at = last_at
         self.entries: list[Entry] = []
-        self.then: list[Callable[[], None]] = []
+        self.then: tuple[Callable[[], None], ...] = ()
         self.change: Change | None = None
-        self.new_runs: list[NewRun] = []
-        self.watches: list[Watch] = []
-        self.letters: list[Letter] = []
-        self.taken: list[int] = []
+        self.new_runs: tuple[NewRun, ...] = ()
+        self.watches: tuple[Watch, ...] = ()
+        self.letters: tuple[Letter, ...] = ()
+        self.taken: tuple[int, ...] = ()
         self.under_way: Written | None = None
         self.flights: dict[Key, Flight] = {}
-        self.held: list[Command] = []
+        self.held: tuple[Command, ...] = ()
         self.lazy = 0
-        self.undelivered: list[Delivery] = []
-        self.supplied: set[Key] = set()
-        self.unperformed: list[Sequence[Command]] = []
+        self.undelivered: tuple[Delivery, ...] = ()
+        self.supplied = NO_CALLS
+        self.unperformed: tuple[Sequence[Command], ...] = ()
         self.state_written: bytes | None = info.state
         self.is_suspect = False
         self.is_to_reload = False
         self.is_slow = False
         self.is_in_turn = False
-        self.deferred: list[Callable[[], None]] = []
+        self.deferred: tuple[Callable[[], None], ...] = ()
         self.has_effects = False
         self.has_sections = False
         self.is_paused = False
@@ -235,11 +242,11 @@ class LiveRun:
         rows, blobs = self._rows(entries, now)
         append = Append(
             append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs), self.change,
-            tuple(self.taken), tuple(self.new_runs), tuple(self.watches), tuple(self.letters), effects,
+            self.taken, self.new_runs, self.watches, self.letters, effects,
         )  # fmt: skip
         written = Written(append, entries, self.then, bool(self.lazy))
-        self.entries, self.then, self.change, self.taken = [], [], None, []
-        self.new_runs, self.watches, self.letters, self.lazy = [], [], [], 0
+        self.entries, self.then, self.change, self.taken = [], (), None, ()
+        self.new_runs, self.watches, self.letters, self.lazy = (), (), (), 0
         self.under_way = written
         return append
 
@@ -304,10 +311,10 @@ class LiveRun:
         self.entries = [*written.entries, *self.entries]
         self.then = written.then + self.then
         self.change = self.change or append.change
-        self.taken = [*append.taken, *self.taken]
-        self.new_runs = [*append.new_runs, *self.new_runs]
-        self.watches = [*append.watches, *self.watches]
-        self.letters = [*append.letters, *self.letters]
+        self.taken = append.taken + self.taken
+        self.new_runs = append.new_runs + self.new_runs
+        self.watches = append.watches + self.watches
+        self.letters = append.letters + self.letters
 
     def _remember_stored(self, entries: Sequence[Entry]) -> None:
         memo = self.execution.memo

@@ -182,7 +182,7 @@ def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) 
     if letter.choice == "retry" and message is None:
         live.execution.known.attempts.pop(key, None)  # they count anew
         if turns.sections.has_asked(live, key) if ask is None else not live.is_to_perform(ask):
-            live.then.append(lambda: turns.perform_again(live, key))
+            live.then += (lambda: turns.perform_again(live, key),)
     else:
         _supply(live, blocked, letter, value)
 
@@ -199,7 +199,7 @@ def _settle(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> Non
         hint = blocked.hint.partition(REFUSED)[0] + REFUSED + problem
         turns.parking.block(live, msgspec.structs.replace(blocked, hint=hint))
     elif letter.choice == "retry":
-        live.then.append(lambda: turns.perform_again(live, key))
+        live.then += (lambda: turns.perform_again(live, key),)
 
 
 def _refusal(letter: ControlLetter) -> str:
@@ -230,7 +230,7 @@ def _supply(live: LiveRun, blocked: e.RunBlocked, letter: ControlLetter, value: 
         event = e.MessageSettled(*of, is_failed, packed.digest)
     else:
         event = (e.StepFailed if is_failed else e.StepCompleted)(*of, output=packed.digest, attempt=0)
-    live.supplied.add(event.key)  # a run that was just loaded is about to perform it
+    live.supplied |= {event.key}  # a run that was just loaded is about to perform it
     live.has_sections |= event.is_in_section
     live.record(event, raw=value, output=packed, delivers=True)
 

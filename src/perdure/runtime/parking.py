@@ -35,7 +35,7 @@ class Parking:
     def block_asked(self, live: LiveRun, event: e.RunBlocked) -> None:
         """Hosted code comes to a question by itself, in the middle of a turn perhaps."""
         if live.is_in_turn:
-            live.deferred.append(lambda: self.block_asked(live, event))
+            live.deferred += (lambda: self.block_asked(live, event),)
         elif not (live.is_gone or live.is_leaving):
             self.block(live, event)
 
@@ -59,7 +59,7 @@ class Parking:
         live.change = self.change(live)
         log.warning("run %s is blocked (%s): %s", live.run_id, event.reason, event.hint)
         how = Standstill(Status.BLOCKED, event.reason, event.hint)
-        live.then.append(lambda: self._turns.on_standstill(live.rid, how))
+        live.then += (lambda: self._turns.on_standstill(live.rid, how),)
         self._turns.mark(live)
 
     def change(self, live: LiveRun) -> Change:
@@ -130,10 +130,10 @@ class Parking:
         live.is_paused = False
         live.record(e.RunResumed(by))
         live.change = self.change(live)
-        held, live.held = live.held, []
-        live.execution.commands = held + live.execution.commands
-        live.then.append(lambda: self._turns.sections.go_on(live))
-        live.then.append(self._turns.on_letters)
+        held, live.held = live.held, ()
+        live.execution.commands = [*held, *live.execution.commands]
+        live.then += (lambda: self._turns.sections.go_on(live),)
+        live.then += (self._turns.on_letters,)
 
     def load_again(self, live: LiveRun) -> None:
         """Let go of a run so that it is loaded afresh, with the code as it is now; once what of it is under way has
@@ -148,7 +148,7 @@ class Parking:
     def leave(self, live: LiveRun) -> None:
         live.is_leaving = True
         live.silence()
-        live.then.append(lambda: self._left(live))
+        live.then += (lambda: self._left(live),)
         self._turns.mark(live)
 
     def _left(self, live: LiveRun) -> None:

@@ -281,8 +281,8 @@ class Performer:
     ) -> None:
         """Report what came of an attempt; the first event about a step carries its arguments."""
         if flight.live.is_in_turn:
-            flight.live.deferred.append(
-                lambda: self._record(flight, kind, raw, delivers=delivers, is_lazy=is_lazy, **more)
+            flight.live.deferred += (
+                lambda: self._record(flight, kind, raw, delivers=delivers, is_lazy=is_lazy, **more),
             )
             return
         ask = flight.ask
@@ -335,7 +335,7 @@ class Performer:
         self.land(flight)
         raw = dump_exception(error, flight.ask.spec.raises)
         self._record(flight, e.AttemptFailed, raw, retry_at=at, first_at=flight.first_at)
-        flight.live.then.append(lambda: self._wait(flight, at))  # that it failed is durable before the next one begins
+        flight.live.then += (lambda: self._wait(flight, at),)  # that it failed is durable before the next one begins
 
     def _give_up(self, flight: Flight, error: BaseException) -> None:
         self.end(flight)
@@ -429,7 +429,7 @@ class Performer:
         if number != flight.airborne:
             return
         if flight.live.is_in_turn:
-            flight.live.deferred.append(lambda: self._beat(flight, number, raw))
+            flight.live.deferred += (lambda: self._beat(flight, number, raw),)
             return
         flight.beat_at = self._clock.now()
         flight.deadline = self._deadline(flight)

@@ -77,7 +77,7 @@ class Settling:
         )  # fmt: skip
         if is_success:
             entry = entry._replace(response_hash=output.digest, result=small)
-        live.supplied.add(event.key)
+        live.supplied |= {event.key}
         live.has_sections |= event.is_in_section
         live.execution.known.note_effect(event, 0)
         live.entries.append(Entry(event, None, output, raw, True, ledger=entry))

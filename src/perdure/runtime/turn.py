@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from perdure.clock import Clock
 from perdure.codec.exceptions import message_of
 from perdure.engine import where
@@ -61,6 +63,8 @@ from perdure.store.protocol import (
 )
 
 log = logging.getLogger("perdure")
+
+warn = log.warning
 
 SLOW_TURN_SECONDS = 0.05
 TURN_THREADS_MAX = 4
@@ -127,7 +131,7 @@ class Turns:
         """Take a claimed run into memory: load it, replay it, go on."""
         try:
             live, replay = load.rebuild(
-                claim, self.store, self.catalog, log=log.warning, compare_all=self.compare_all_inputs
+                claim, self.store, self.catalog, log=warn, compare_all=self.compare_all_inputs
             )
         except StoreError:
             raise
@@ -216,7 +220,7 @@ class Turns:
         """Take a run into memory that this worker has just created."""
         if self.is_stopping or info.rid in self.live:
             return
-        live = load.fresh(info, new, input_raw, self.catalog, log=log.warning)
+        live = load.fresh(info, new, input_raw, self.catalog, log=warn)
         self.live[live.rid] = live
         live.execution.on_interruption = self.on_interruption
         self.turn(live, live.execution.begin, lambda: self.advance(live))
@@ -243,10 +247,10 @@ class Turns:
         if live.is_gone or live.is_leaving:
             return
         if live.is_in_turn:
-            live.deferred.append(
+            live.deferred += (
                 lambda: self.report(
                     live, event, raw=raw, output=output, input=input, delivers=delivers, is_lazy=is_lazy
-                )
+                ),
             )
             return
         if is_lazy and self._may_deliver_first(live):
@@ -264,19 +268,19 @@ class Turns:
         at = max(self.clock.now(), live.last_at)
         live.entries.append(Entry(event, input, output, raw, False, at))
         live.lazy += 1
-        live.undelivered.append((event, at, raw))
+        live.undelivered += ((event, at, raw),)
         self.loop.call_soon(self._deliver_now, live)
 
     def _deliver_now(self, live: LiveRun) -> None:
         if live.is_in_turn:
-            live.deferred.append(lambda: self._deliver_now(live))
+            live.deferred += (lambda: self._deliver_now(live),)
         elif live.undelivered and not live.is_gone:
-            self._deliver(live, [], partial(self.advance, live))
+            self._deliver(live, (), partial(self.advance, live))
 
-    def _deliver(self, live: LiveRun, outcomes: list[Delivery], then: Callable[[], None]) -> None:
+    def _deliver(self, live: LiveRun, outcomes: Sequence[Delivery], then: Callable[[], None]) -> None:
         """Deliver these; lazy results that are still to be delivered stand before them in the history, and go first."""
         if live.undelivered:
-            outcomes, live.undelivered = live.undelivered + outcomes, []
+            outcomes, live.undelivered = (*live.undelivered, *outcomes), ()
         live.execution.outcomes_left = len(outcomes) + live.outcomes_under_way
         if outcomes:
             self.turn(live, partial(live.execution.deliver_all, outcomes), then)
@@ -321,7 +325,7 @@ class Turns:
         if live.is_gone:
             return
         if live.is_in_turn:
-            live.deferred.append(partial(self._committed, live, outcome))
+            live.deferred += (partial(self._committed, live, outcome),)
             return
         try:
             if isinstance(outcome, Done):
@@ -373,7 +377,7 @@ class Turns:
     def _turned(self, live: LiveRun, done: asyncio.Future[None], then: Callable[[], None]) -> None:
         """A turn thread is back: what happened to the run meanwhile is taken in now."""
         live.is_in_turn = False
-        deferred, live.deferred = live.deferred, []
+        deferred, live.deferred = live.deferred, ()
         interrupt = done.exception()
         if live.is_gone:
             live.execution.close()
@@ -449,7 +453,7 @@ class Turns:
             return
         live.execution.commands = []
         if live.is_parked:
-            live.held.extend(commands)
+            live.held += tuple(commands)
         elif live.is_suspect or (live.has_lazy and not all(_is_lazy(c) for c in commands)):
             self._perform_after_append(live, commands)
         else:
@@ -464,22 +468,22 @@ class Turns:
                     command.is_recorded = True
                     live.entries.append(_start_of(command))
 
-        live.unperformed.append(commands)
+        live.unperformed += (commands,)
 
         def perform() -> None:
             if commands in live.unperformed:  # else the run has ended meanwhile
-                live.unperformed.remove(commands)
+                live.unperformed = tuple(left for left in live.unperformed if left is not commands)
                 if live.is_parked:  # meanwhile
-                    live.held.extend(commands)
+                    live.held += tuple(commands)
                     return
                 for command in commands:
                     self.perform(live, command)
 
         if live.has_something_to_write:
-            live.then.append(perform)
+            live.then += (perform,)
             self.mark(live)
         elif live.under_way is not None and live.under_way.has_lazy:
-            live.under_way.then.append(perform)
+            live.under_way = msgspec.structs.replace(live.under_way, then=(*live.under_way.then, perform))
         else:
             perform()
 
@@ -514,7 +518,7 @@ class Turns:
         if key in live.flights:
             return
         if isinstance(ask, StepAsk) and live.is_parked:
-            live.held.append(ask)
+            live.held += (ask,)
         elif isinstance(ask, StepAsk):
             self.perform(live, ask)
         elif live.has_sections:
@@ -587,7 +591,7 @@ class Turns:
         if not (live.is_leaving or live.is_in_turn or live.has_taken(letter.mail_id)):
             if mail.is_too_early(self, live, letter):
                 return
-            live.taken.append(letter.mail_id)
+            live.taken += (letter.mail_id,)
             try:
                 mail.take(self, live, letter)
             except Exception as error:
