@@ -185,7 +185,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
 
     def _enter(self) -> None:
         _set_running_loop(self)
-        sys.set_asyncgen_hooks(firstiter=self._asyncgens_append, finalizer=_no_finalizer)
+        sys.set_asyncgen_hooks(self._asyncgens_append, _no_finalizer)
         self._thread_id = threading.get_ident()
 
     def _leave(self, outer: asyncio.AbstractEventLoop | None, hooks: Any) -> None:

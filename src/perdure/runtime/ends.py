@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure.codec import pack, told_exception
@@ -85,7 +86,7 @@ class Ends:
             status=status, reason="", hint="", waiting=b"", release=True, ending=mail.ending(status, raw)
         )
         live.is_leaving = True
-        live.then += (lambda: self._ended(live, Standstill(status, raw=raw)),)
+        live.then += (partial(self._ended, live, Standstill(status, raw=raw)),)
         self._turns.mark(live)
 
     def _ended(self, live: LiveRun, how: Standstill) -> None:

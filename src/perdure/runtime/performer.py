@@ -14,6 +14,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Protocol
 
 from perdure.clock import MICROSECONDS, Alarm, Clock
@@ -127,9 +128,7 @@ class Performer:
     def start(self, live: LiveRun, ask: StepAsk) -> None:
         """Perform a step, going on with the attempt after the last recorded one."""
         now = self._clock.now()
-        before = (
-            live.execution.known.attempts.get(ask.key, _NO_ATTEMPTS) if live.execution.known.attempts else _NO_ATTEMPTS
-        )
+        before = live.execution.known.attempts.get(ask.key, _NO_ATTEMPTS)
         flight = live.flights[ask.key] = Flight(self, live, ask, before, now)
         if before.retry_at > now:
             self._wait(flight, before.retry_at)
@@ -152,7 +151,7 @@ class Performer:
 
     def _wait(self, flight: Flight, at: int) -> None:
         """Let the next attempt begin then."""
-        flight.alarm = self._clock.wake_at(at, lambda: self.enqueue(flight))
+        flight.alarm = self._clock.wake_at(at, partial(self.enqueue, flight))
 
     def wait_until(self, flight: Flight, at: int, then: Callable[[], None]) -> None:
         """Do the next thing about a flight then; a later call replaces an earlier one."""
@@ -281,9 +280,8 @@ class Performer:
     ) -> None:
         """Report what came of an attempt; the first event about a step carries its arguments."""
         if flight.live.is_in_turn:
-            flight.live.deferred += (
-                lambda: self._record(flight, kind, raw, delivers=delivers, is_lazy=is_lazy, **more),
-            )
+            again = partial(self._record, flight, kind, raw, delivers=delivers, is_lazy=is_lazy, **more)
+            flight.live.deferred += (again,)
             return
         ask = flight.ask
         output = pack(raw, flight.live.execution.memo)
@@ -429,7 +427,7 @@ class Performer:
         if number != flight.airborne:
             return
         if flight.live.is_in_turn:
-            flight.live.deferred += (lambda: self._beat(flight, number, raw),)
+            flight.live.deferred += (partial(self._beat, flight, number, raw),)
             return
         flight.beat_at = self._clock.now()
         flight.deadline = self._deadline(flight)

@@ -74,7 +74,11 @@ Catalog = Mapping[tuple[str, int], WorkflowSpec]
 
 
 class Turns:
-    """All runs that this process holds in memory, and what drives them."""
+    """All runs that this process holds in memory, and what drives them.
+
+    What is called later is a `partial`: a lambda makes cells of the names that it uses, at every call of the method
+    that it stands in, also when there is nothing to be called later.
+    """
 
     def __init__(
         self,
@@ -223,7 +227,7 @@ class Turns:
         live = load.fresh(info, new, input_raw, self.catalog, log=warn)
         self.live[live.rid] = live
         live.execution.on_interruption = self.on_interruption
-        self.turn(live, live.execution.begin, lambda: self.advance(live))
+        self.turn(live, live.execution.begin, partial(self.advance, live))
 
     def interrupted(self, execution: Execution) -> None:
         """Code failed between its turns: a foreign thread called into it. Called in that thread."""
@@ -247,11 +251,8 @@ class Turns:
         if live.is_gone or live.is_leaving:
             return
         if live.is_in_turn:
-            live.deferred += (
-                lambda: self.report(
-                    live, event, raw=raw, output=output, input=input, delivers=delivers, is_lazy=is_lazy
-                ),
-            )
+            again = partial(self.report, live, event, raw=raw, output=output, input=input)
+            live.deferred += (partial(again, delivers=delivers, is_lazy=is_lazy),)
             return
         if is_lazy and self._may_deliver_first(live):
             self._deliver_first(live, event, raw, output, input)
@@ -273,7 +274,7 @@ class Turns:
 
     def _deliver_now(self, live: LiveRun) -> None:
         if live.is_in_turn:
-            live.deferred += (lambda: self._deliver_now(live),)
+            live.deferred += (partial(self._deliver_now, live),)
         elif live.undelivered and not live.is_gone:
             self._deliver(live, (), partial(self.advance, live))
 
@@ -372,9 +373,9 @@ class Turns:
             return
         live.is_in_turn = True
         turning = self.loop.run_in_executor(self._threads, self._drive, live, turn)
-        turning.add_done_callback(lambda done: self._turned(live, done, then))
+        turning.add_done_callback(partial(self._turned, live, then))
 
-    def _turned(self, live: LiveRun, done: asyncio.Future[None], then: Callable[[], None]) -> None:
+    def _turned(self, live: LiveRun, then: Callable[[], None], done: asyncio.Future[None]) -> None:
         """A turn thread is back: what happened to the run meanwhile is taken in now."""
         live.is_in_turn = False
         deferred, live.deferred = live.deferred, ()
@@ -554,7 +555,7 @@ class Turns:
         live.silence()
         if deadline is not None and not live.is_parked:
             live.alarm_at = deadline
-            live.alarm = self.clock.wake_at(deadline, lambda: self._time_passed(live))
+            live.alarm = self.clock.wake_at(deadline, partial(self._time_passed, live))
 
     def _time_passed(self, live: LiveRun) -> None:
         live.alarm = live.alarm_at = None

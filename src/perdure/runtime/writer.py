@@ -10,8 +10,7 @@ import asyncio
 import contextvars
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -139,19 +138,18 @@ class Writer:
             self._set_aside(jobs, outcomes)
         else:
             self._note_success()
-            self._tell(deque(zip((done for _, done in jobs), outcomes, strict=True)))
+            self._tell(iter([(done, outcome) for (_, done), outcome in zip(jobs, outcomes, strict=True)]))
         if self._jobs:
             self.schedule()
 
-    def _tell(self, told: deque[tuple[Done, Outcome | Exception]]) -> None:
+    def _tell(self, told: Iterator[tuple[Done, Outcome | Exception]]) -> None:
         """Tell each writer its outcome. What one of them raises (Ctrl-C in a turn) keeps it from none of the others."""
         try:
-            while told:
-                done, outcome = told.popleft()
+            for done, outcome in told:
                 done(outcome)
-        finally:
-            if told:
-                self._loop.call_soon(self._tell, told)
+        except BaseException:
+            self._loop.call_soon(self._tell, told)  # an iterator: it goes on with the next
+            raise
 
     def _note_success(self) -> None:
         if self._retry_seconds > FIRST_RETRY_SECONDS and not self._troubled:
@@ -205,7 +203,7 @@ class Writer:
         """Runs wait until the store takes what they write; who waits for a start or a message is told that it does
         not."""
         self._is_busy = False
-        told = deque[tuple[Done, Outcome | Exception]]()
+        told = list[tuple[Done, Outcome | Exception]]()
         left, error = list[Job](), None
         for job, outcome in zip(jobs, outcomes, strict=True):
             if isinstance(outcome, StoreError) and isinstance(job[0], Append):
@@ -217,7 +215,7 @@ class Writer:
             self._set_aside(left[FAILURES_IN_A_ROW_MAX:] + left[:FAILURES_IN_A_ROW_MAX], error)
         elif not any(isinstance(outcome, StoreError) for outcome in outcomes):
             self._note_success()
-        self._tell(told)
+        self._tell(iter(told))
         self.schedule()
 
     def _refuse(self, jobs: list[Job], error: StoreError) -> None:

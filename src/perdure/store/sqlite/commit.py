@@ -209,7 +209,8 @@ class Commit:
             self._blobs.append((rid, digest, body))
         for mail_id in append.taken:
             self._taken.append((mail_id, rid))
-        self._record_others(append)
+        if append.change is not None or append.new_runs or append.watches or append.letters:
+            self._record_others(append)
         return Done(rid, length)
 
     def _record_others(self, append: Append) -> None:
