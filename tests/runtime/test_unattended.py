@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.runtime.hosting import eventually, host_of, on_one_store, run_async
 import perdure
 from perdure import Client, RunCancelledError, Runtime, Status, workflow
 from perdure.api.inbox import pending
+from perdure.engine import exact
 from perdure.history import events as e
 from perdure.runtime.host import OWN_BEFORE_SWEEP
 from perdure.store.memory import MemoryStore
@@ -240,3 +242,13 @@ def test_who_continues_its_own_runs_sleeps_while_others_are_due(monkeypatch: pyt
     run_async(main())
 
 
+
+
+def test_a_worker_that_is_closed_after_it_was_abandoned_takes_exact_asyncio_from_nobody() -> None:
+    async def main() -> None:
+        async with on_one_store()(waits), on_one_store()(waits) as second:
+            await host_of(second).abandon()
+            await host_of(second).close()
+            assert asyncio.as_completed is exact.as_completed
+
+    run_async(main())
