@@ -258,6 +258,6 @@ def perform_twice(perform: Any) -> Any:
         perform(self, live, command)
         flight = live.flights.get(command.key) if isinstance(command, StepAsk) else None
         if flight is not None:
-            live.then.append(lambda: self.performer.start(live, command))
+            live.then += (lambda: self.performer.start(live, command),)
 
     return distrusting
