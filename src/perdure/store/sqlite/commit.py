@@ -209,7 +209,7 @@ class Commit:
             self._blobs.append((rid, digest, body))
         for mail_id in append.taken:
             self._taken.append((mail_id, rid))
-        if append.change is not None or append.new_runs or append.watches or append.letters:
+        if append.change is not None or append.new_runs or append.watches or append.letters or append.effects:
             self._record_others(append)
         return Done(rid, length)
 
