@@ -131,7 +131,7 @@ def tell(event: e.AnyEvent) -> Told:
             said = event.answer.replace("_", " ") + (f": {event.why}" if event.why else "")
             return Told(f"looked up, {said}")
         case e.EffectNoted():
-            return Told(event.note)
+            return Told(event.note or "noted")
         case e.StepStarted():
             return Told("started", "input", event.attempt)
         case e.StepCompleted():
