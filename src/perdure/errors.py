@@ -16,6 +16,8 @@
     │   ├── RunFinishedError         the run ended; nothing can be sent to it
     │   ├── DuplicateOperation       another call has asked for exactly this effect; nothing was sent
     │   ├── OperationConflict        another request under the id of an effect that may have happened
+    │   ├── OperationOpen            an effect may have happened, so the run cannot be ended by force
+    │   ├── OperationNotInDoubt      a decision about an effect that needs none
     │   └── StepError                a step failed with an exception that is not rebuilt by class
     │       └── StepTimeoutError         an attempt took longer than its timeout
     ├── HistoryError             what was recorded and what happens now do not agree
@@ -149,8 +151,8 @@ class RunFinishedError(RunError):
 
 
 class OperationError(RunError):
-    """A call of an effect that was refused before anything was sent. `operation_id` is the effect that stands in its
-    way, `state` where that one stands."""
+    """Something that was refused because of where an effect stands. `operation_id` is that effect, `state` where it
+    stands."""
 
     def __init__(self, message: str, operation_id: str = "", state: str = "") -> None:
         super().__init__(message)
@@ -164,6 +166,16 @@ class DuplicateOperation(OperationError):
 class OperationConflict(OperationError):
     """Another request under the id of an effect that may have happened. Nothing was sent. Give the effect a key that
     tells the two apart."""
+
+
+class OperationOpen(OperationError):
+    """An effect of the run may have happened, and nothing proves what became of it. Nothing was ended: settle it
+    first."""
+
+
+class OperationNotInDoubt(OperationError):
+    """A person decided about an effect that is not in doubt: it never was, or its outcome is known, or somebody decided
+    already. Nothing was changed."""
 
 
 class StepError(RunError):

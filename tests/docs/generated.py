@@ -125,7 +125,7 @@ PARKED: Mapping[str, Parked] = {
 
 def reasons() -> str:
     rows = [(f"`{reason}`", *parked, _choices(reason)) for reason, parked in PARKED.items()]
-    return table(("reason", "what happened", "what gets it on", "choices of `unblock`"), rows)
+    return table(("reason", "what happened", "what gets it on", "choices"), rows)
 
 
 def _choices(reason: str) -> str:

@@ -96,7 +96,7 @@ async def test_time_passes_as_far_as_it_is_told(perdure_runtime: RuntimeUnderTes
 async def test_settling_lets_everything_happen_that_needs_no_time(perdure_runtime: RuntimeUnderTest) -> None:
     run = await perdure_runtime.start(waits.call())
     await run.send("number", 4)
-    await perdure_runtime.settle()
+    await perdure_runtime.run_dry()
     assert await run.status() is Status.COMPLETED
 
 
@@ -203,7 +203,7 @@ async def test_who_dies_gives_nothing_back_and_is_succeeded() -> None:
     first = RuntimeUnderTest(store, clock=clock)
     await first.__aenter__()
     run = await first.start(sleeps.call(3), id="r")
-    await first.settle()
+    await first.run_dry()
     await first.die()
     info = store.find("r")
     assert info is not None

@@ -23,6 +23,7 @@ from perdure.clock import Clock, SystemClock
 from perdure.codec import ValueCodec, codec_for, load_exception, unpack
 from perdure.engine.execution import SECONDS_MAX
 from perdure.errors import (
+    OperationNotInDoubt,
     PerdureBug,
     RunBlockedError,
     RunCancelledError,
@@ -33,11 +34,13 @@ from perdure.errors import (
 )
 from perdure.history import events as e
 from perdure.runtime import load, mail
+from perdure.runtime.attempt import ATTEMPT, JOURNAL
 from perdure.runtime.live import Standstill
-from perdure.runtime.unattended import end_by_force
+from perdure.runtime.unattended import end_by_force, refuse_with_open_effects
 from perdure.specs import WorkflowSpec, is_whole, mapping, recordable, seconds, several
 from perdure.store.protocol import (
     Done,
+    EffectFilter,
     Ended,
     Exists,
     Filter,
@@ -54,6 +57,7 @@ from perdure.store.rules import RETRY_AFTER_DEATH_SECONDS
 
 if TYPE_CHECKING:
     from perdure.api.inbox import InboxEntry
+    from perdure.api.operations import OperationSummary
     from perdure.api.sync import SyncClient
 
 R = TypeVar("R")
@@ -174,7 +178,7 @@ class Run(Generic[RESULT]):
             return None if self._is_decided(info) else Standstill(info.status, info.reason or "", info.hint or "")
         if not info.status.is_final:
             return None
-        raw = None if info.status is Status.CANCELLED else _payload(store, info.rid, store.last_row(info.rid), "output")
+        raw = None if info.status is Status.CANCELLED else payload(store, info.rid, store.last_row(info.rid), "output")
         return Standstill(info.status, raw=raw)
 
     def _is_decided(self, info: RunInfo) -> bool:
@@ -210,8 +214,11 @@ class Run(Generic[RESULT]):
         """Ask the run to stop, and say what became of that: it has ended as ..., or the request is recorded.
 
         The workflow sees asyncio.CancelledError at its next await and may clean up. `force` ends it without running any
-        more of its code: at once if no worker has it just now, also where no worker knows its workflow."""
+        more of its code: at once if no worker has it just now, also where no worker knows its workflow. OperationOpen,
+        and nothing is ended, while an effect of it may have happened: settle that first."""
         try:
+            if force:
+                await self._client._read(lambda: refuse_with_open_effects(self._client._store, self._find()))
             await self._post("cancel", "", _control(mail.ControlLetter(reason=reason, force=force)))
         except RunFinishedError:
             return cast('Literal["cancelled", "completed", "failed"]', str(await self.status()))
@@ -250,20 +257,77 @@ class Run(Generic[RESULT]):
         if choice not in {"retry", "value", "fail"}:
             raise UsageError(f"unblock({choice!r}): 'retry', 'value' or 'fail'")
         raw = _PLAIN.dumps(value).decode() if choice == "value" else None
-        if raw is not None:
-            await self._client._read(lambda: self._check_fits(raw.encode(), call))
+        await self._client._read(lambda: self._check_unblocks(raw, call))
         await self._post("unblock", "", _control(mail.ControlLetter(reason, by, False, choice, raw, call or "")))
 
-    def _check_fits(self, raw: bytes, call: str | None) -> None:
-        from perdure.api.inbox import asked_of, blocked
+    def _check_unblocks(self, raw: str | None, call: str | None) -> None:
+        from perdure.api.inbox import blocked
 
-        info, spec = self._find(), self._client._spec_of(self._info)
-        if spec is None or info.status is not Status.BLOCKED:
+        info = self._find()
+        if info.status is not Status.BLOCKED:
             return
-        stuck = [entry.call for entry in blocked(self._client._store, info) if call in {None, entry.call}]
-        codec = asked_of(spec, stuck[0]) if stuck and stuck[0] else None
+        stuck = next((entry for entry in blocked(self._client._store, info) if call in {None, entry.call}), None)
+        if stuck is not None and stuck.operation is not None:
+            raise UsageError(
+                f"{stuck.call} of run {self.id} is an effect, and whether it happened is not to be guessed: find out, "
+                f"then settle('succeeded', value=..., reference=...), settle('failed') or settle('retry')"
+            )
+        if stuck is not None and raw is not None:
+            self._check_fits(raw.encode(), stuck.call)
+
+    def _check_fits(self, raw: bytes, call: str | None) -> None:
+        from perdure.api.inbox import asked_of
+
+        spec = self._client._spec_of(self._info)
+        codec = asked_of(spec, call) if spec is not None and call else None
         if codec is not None:
             codec.loads(raw)
+
+    async def settle(
+        self,
+        outcome: Literal["succeeded", "failed", "retry"],
+        *,
+        value: Any = None,
+        reference: str | None = None,
+        operation: str | None = None,
+        call: str | None = None,
+        by: str = "",
+        reason: str = "",
+    ) -> None:
+        """Say what became of an effect in doubt; the run goes on by itself. Who said it, when and why are kept.
+
+        `succeeded`: `value` is its result, plain JSON, and `reference` what the other side calls it. `failed`: it did
+        not happen, and the workflow sees a StepError. `retry`: it did not happen, and is sent again. `operation` (its
+        id) or `call` say which effect is meant, where several are in doubt.
+
+        UnknownNameError for an operation that the run does not have; OperationNotInDoubt for one that needs no decision
+        or has one; DecodeError for a value that does not fit the effect's result, where its type is known here (else
+        the run's worker refuses it, and the inbox says so). UsageError in workflows and steps: a person decides, never
+        the code in doubt."""
+        _refuse_inside("settle")
+        if outcome not in {"succeeded", "failed", "retry"}:
+            raise UsageError(f"settle({outcome!r}): 'succeeded', 'failed' or 'retry'")
+        if outcome != "succeeded" and (value is not None or reference is not None):
+            raise UsageError(f"settle({outcome!r}): value= and reference= belong to what has succeeded")
+        raw = _PLAIN.dumps(value).decode() if outcome == "succeeded" else None
+        found = await self._client._read(lambda: self._settled(raw, operation, call))
+        letter = mail.ControlLetter(reason, by, False, outcome, raw, found, reference)
+        await self._post("unblock", "", _control(letter))
+
+    def _settled(self, raw: str | None, operation: str | None, call: str | None) -> str:
+        """The label of the effect that is decided."""
+        from perdure.api.operations import in_doubt
+
+        entry = in_doubt(self._client._store, self._find(), operation=operation, call=call)
+        if raw is None and "retry" not in entry.choices:
+            raise OperationNotInDoubt(
+                f"{entry.call} of run {self.id} has succeeded: only its result can be supplied, with "
+                "settle('succeeded', value=...)",
+                "" if entry.operation is None else entry.operation.id, "succeeded",
+            )  # fmt: skip
+        if raw is not None:
+            self._check_fits(raw.encode(), entry.call)
+        return entry.call or ""
 
     async def history(self) -> list[HistoryEvent]:
         """The run's whole history, readable."""
@@ -411,7 +475,7 @@ class Client:
     ) -> builtins.list[RunSummary]:
         """Runs, newest first."""
         which = Filter(
-            workflow=workflow, status=_statuses(status), tags=checked_tags(tags), limit=_checked_limit(limit),
+            workflow=workflow, status=_statuses(status), tags=checked_tags(tags), limit=_checked_limit(limit, "list"),
             created_from=None if started_after is None else micros(started_after),
             created_until=None if started_before is None else micros(started_before),
         )  # fmt: skip
@@ -422,6 +486,45 @@ class Client:
         from perdure.api.inbox import entries
 
         return await self._read(lambda: entries(self._store, self._clock.now()))
+
+    async def settle(
+        self,
+        run: str | Run[Any],
+        outcome: Literal["succeeded", "failed", "retry"],
+        *,
+        value: Any = None,
+        reference: str | None = None,
+        operation: str | None = None,
+        call: str | None = None,
+        by: str = "",
+        reason: str = "",
+    ) -> None:
+        """Say what became of an effect in doubt; see `Run.settle`."""
+        _refuse_inside("settle")
+        handle = run if isinstance(run, Run) else await self.get(run)
+        await handle.settle(
+            outcome, value=value, reference=reference, operation=operation, call=call, by=by, reason=reason
+        )
+
+    async def effects(
+        self,
+        *,
+        run: str | Run[Any] | None = None,
+        action: str | None = None,
+        key: str | None = None,
+        status: str | Iterable[str] | None = None,
+        limit: int = 100,
+    ) -> builtins.list[OperationSummary]:
+        """What the ledger has, the newest first: of a run, of an effect (by its name), of a business key, in a state
+        (`"unknown"`, or several)."""
+        from perdure.api.operations import states, summary_of
+
+        handle = await self.get(run) if isinstance(run, str) else run
+        which = EffectFilter(
+            rid=None if handle is None else handle._info.rid, action_name=action, business_key=key,
+            status=states(status), limit=_checked_limit(limit, "effects"),
+        )  # fmt: skip
+        return [summary_of(entry) for entry in await self._read(lambda: self._store.effects(which))]
 
     def sync(self) -> SyncClient:
         """A thin blocking face of this client, on a thread of its own: for Django, scripts, notebooks.
@@ -487,6 +590,15 @@ def refuse_in_workflow_code(what: str) -> None:
         )
 
 
+def _refuse_inside(what: str) -> None:
+    """For what people decide: no code of a run may, wherever it stands."""
+    if ATTEMPT.get() is not None or JOURNAL.get() is not None or execution_here() is not None:
+        raise UsageError(
+            f"{what}() was called by a workflow or step: what became of an effect a person says, never the "
+            "code (or the agent) that is in doubt about it"
+        )
+
+
 def _by_key(workflows: Iterable[Any]) -> dict[tuple[str, int], WorkflowSpec]:
     """The workflows by name and version. UsageError when two of them claim the same."""
     known: dict[tuple[str, int], WorkflowSpec] = {}
@@ -527,9 +639,9 @@ def _checked_id(id: Any) -> str:
 
 def _control(letter: mail.ControlLetter) -> bytes:
     """The letter as it is sent. UsageError for what is no text: whoever takes it could not read it."""
-    for name in ("reason", "by", "call"):
+    for name in ("reason", "by", "call", "reference"):
         given = getattr(letter, name)
-        if given != "":
+        if given != "" and not (name == "reference" and given is None):
             recordable(given, what=name, length_max=REASON_CHARACTERS_MAX)
     return msgspec.json.encode(letter)
 
@@ -545,9 +657,9 @@ def checked_tags(tags: Any) -> dict[str, str]:
     return given
 
 
-def _checked_limit(limit: Any) -> int:
+def _checked_limit(limit: Any, what: str) -> int:
     if not is_whole(limit) or limit < 1:
-        raise UsageError(f"list(limit={limit!r}): a whole number from 1 on")
+        raise UsageError(f"{what}(limit={limit!r}): a whole number from 1 on")
     return int(min(limit, ROWS_MAX))
 
 
@@ -581,7 +693,8 @@ def _summary(info: RunInfo) -> RunSummary:
     )  # fmt: skip
 
 
-def _payload(store: Store, rid: int, row: Row, slot: Literal["input", "output"]) -> bytes | None:
+def payload(store: Store, rid: int, row: Row, slot: Literal["input", "output"]) -> bytes | None:
+    """A payload beside an event, wherever it is kept; None if there is none."""
     inline = row.input if slot == "input" else row.output
     if inline is not None:
         return inline
@@ -594,7 +707,7 @@ def _payload(store: Store, rid: int, row: Row, slot: Literal["input", "output"])
 
 def _readable(store: Store, rid: int, row: Row) -> HistoryEvent:
     event = e.decode(row.envelope)
-    raw_in, raw_out = _payload(store, rid, row, "input"), _payload(store, rid, row, "output")
+    raw_in, raw_out = payload(store, rid, row, "input"), payload(store, rid, row, "output")
     return HistoryEvent(row.seq, when(row.at), row.kind, event, _plain(raw_in), _plain(raw_out), row.hash.hex())
 
 

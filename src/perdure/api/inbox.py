@@ -6,17 +6,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from perdure.api.client import when
+import msgspec
+
+from perdure.api.client import payload, when
+from perdure.api.operations import OperationSummary, summary_of
+from perdure.audit.effects import without_outcome
 from perdure.audit.waits import under_way
 from perdure.clock import MICROSECONDS
 from perdure.codec import ValueCodec
+from perdure.engine.known import Standing
 from perdure.history import events as e
+from perdure.ledger import EffectState
 from perdure.runtime import mail
 from perdure.specs import StepSpec, WorkflowSpec
 from perdure.store.protocol import CONTROL_KINDS, Filter, Mail, Row, RunInfo, Status, Store
@@ -35,6 +42,8 @@ class InboxEntry:
     `hint` says what happened; `call` names the call that is stuck (`0.2/search#3`) if it is one, else the run as a
     whole is. `choices` are what `unblock` takes for this entry, and what each will do; none if the hint has the
     way out. `pending`: what was decided already (`unblock --retry by ann`) and no worker has read so far.
+    `operation`: the effect in doubt, if it is one; it is settled, not unblocked. `sent`: its arguments, as plain JSON.
+    `looks`: what the other side said when it was asked, with the time.
     """
 
     run_id: str
@@ -46,6 +55,9 @@ class InboxEntry:
     call: str | None
     choices: Choices
     pending: tuple[str, ...] = ()
+    operation: OperationSummary | None = None
+    sent: Any = None
+    looks: tuple[tuple[datetime, str], ...] = ()
 
 
 # ── what a person can choose ────────────────────────────────────────────────────────────────
@@ -73,6 +85,9 @@ SETTLE: Choices = {
     "failed": "it did not happen: the call fails, the workflow sees a StepError",
     "retry": "it did not happen, and is sent again",
 }
+
+SUPPLY: Choices = {"succeeded": "what you give is its result; the run goes on"}
+"""It has succeeded, and its result could not be recorded."""
 
 EVERYTHING = Reason({**TRY_CALL_AGAIN, **GIVE_VALUE, **FAIL_CALL}, {**_retry(), **FAIL_RUN})
 
@@ -115,12 +130,42 @@ def blocked(store: Store, info: RunInfo) -> list[InboxEntry]:
     """Of a run that is blocked: one entry for each thing that keeps the run."""
     rows = store.load(info.rid).rows
     standing = _standing_blocks(rows)
+    effects = without_outcome(rows)
     if not standing:  # parked by the store itself, which writes no events
         at_the_end = ", ".join(wait.call for wait in under_way(rows))
         hint = (info.hint or "") + (f". What was under way when the last one died: {at_the_end}" if at_the_end else "")
         standing = [(e.RunBlocked(info.reason or "", hint), info.updated_at)]
     letters = store.mail([info.rid])
-    return [_entry(info, blocked, at, letters) for blocked, at in standing]
+    entries = [_entry(info, blocked, at, letters) for blocked, at in standing]
+    return [
+        entry if effect is None else _with_effect(store, info.rid, entry, effect, rows)
+        for entry, effect in zip(entries, (effects.get((each.task or "", each.n)) for each, _ in standing), strict=True)
+    ]
+
+
+def _with_effect(store: Store, rid: int, entry: InboxEntry, standing: Standing, rows: Iterable[Row]) -> InboxEntry:
+    """An entry that is about an effect, with what is known of it."""
+    row = store.effect(standing.operation)
+    if row is None:
+        return entry
+    return dataclasses.replace(
+        entry,
+        choices=SUPPLY if row.status is EffectState.SUCCEEDED else SETTLE,
+        operation=summary_of(row),
+        sent=_sent(store, rid, standing.operation, rows),
+        looks=tuple((when(look.at), look.answer.replace("_", " ")) for look in standing.looks),
+    )
+
+
+def _sent(store: Store, rid: int, operation: str, rows: Iterable[Row]) -> Any:
+    """The recorded arguments of an effect; None if they are not kept."""
+    for row in rows:
+        event = e.decode(row.envelope) if row.kind == "effect.started" else None
+        if isinstance(event, e.EffectStarted) and event.operation == operation:
+            raw = payload(store, rid, row, "input")
+            if raw is not None:
+                return msgspec.json.decode(raw)
+    return None
 
 
 def pending(letters: Iterable[Mail], call: str | None = None) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from perdure.store.protocol import Status
 if TYPE_CHECKING:
     from perdure.api.client import Client, HistoryEvent, Run, RunSummary
     from perdure.api.inbox import InboxEntry
+    from perdure.api.operations import OperationSummary
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -93,6 +94,25 @@ class SyncRun(Generic[R]):
     ) -> None:
         """Decide for a blocked run; see `Run.unblock`."""
         self._door.wait(self._run.unblock(choice, value=value, call=call, by=by, reason=reason), "unblock")
+
+    def settle(
+        self,
+        outcome: Literal["succeeded", "failed", "retry"],
+        *,
+        value: Any = None,
+        reference: str | None = None,
+        operation: str | None = None,
+        call: str | None = None,
+        by: str = "",
+        reason: str = "",
+    ) -> None:
+        """Say what became of an effect in doubt; see `Run.settle`."""
+        self._door.wait(
+            self._run.settle(
+                outcome, value=value, reference=reference, operation=operation, call=call, by=by, reason=reason
+            ),
+            "settle",
+        )
 
     def history(self) -> list[HistoryEvent]:
         """The run's whole history, readable."""
@@ -168,6 +188,36 @@ class SyncClient:
     def inbox(self) -> builtins.list[InboxEntry]:
         """Everything that waits for a person, oldest first."""
         return self._door.wait(self._client.inbox(), "inbox")
+
+    def settle(
+        self,
+        run: str | SyncRun[Any],
+        outcome: Literal["succeeded", "failed", "retry"],
+        *,
+        value: Any = None,
+        reference: str | None = None,
+        operation: str | None = None,
+        call: str | None = None,
+        by: str = "",
+        reason: str = "",
+    ) -> None:
+        """Say what became of an effect in doubt; see `Run.settle`."""
+        handle = run if isinstance(run, SyncRun) else self.get(run)
+        handle.settle(outcome, value=value, reference=reference, operation=operation, call=call, by=by, reason=reason)
+
+    def effects(
+        self,
+        *,
+        run: str | SyncRun[Any] | None = None,
+        action: str | None = None,
+        key: str | None = None,
+        status: str | Iterable[str] | None = None,
+        limit: int = 100,
+    ) -> builtins.list[OperationSummary]:
+        """What the ledger has, the newest first; see `Client.effects`."""
+        which = run._run if isinstance(run, SyncRun) else run  # pyright: ignore[reportPrivateUsage]
+        found = self._client.effects(run=which, action=action, key=key, status=status, limit=limit)
+        return self._door.wait(found, "effects")
 
 
 class _Door:

@@ -100,6 +100,15 @@ class _Teller:
         return told_exception(raw) if slot == "error" else raw.decode()
 
 
+KNOWN_BY = {
+    "found": ", found by look-up",
+    "late": ", answered after it was given up for lost",
+    "settled": ", says a person",
+    "reused": ", from the ledger",
+}
+"""How it is known that an effect happened, where the attempt's own answer does not say."""
+
+
 def _clock(at: int) -> str:
     return datetime.fromtimestamp(at / MICROSECONDS, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
@@ -125,6 +134,14 @@ def tell(event: e.AnyEvent) -> Told:
             return Told("failed", "error")
         case e.RunCancelled():
             return Told("cancelled by force, without running its code" if event.forced else "cancelled")
+        case e.EffectStarted():
+            return Told("sent", "input", event.attempt)
+        case e.EffectSucceeded():
+            return Told(f"succeeded{KNOWN_BY.get(event.how, '')}", "output", event.attempt, event.started_at)
+        case e.EffectFailed():
+            return Told(f"failed: {event.how}", "error", event.attempt, event.started_at)
+        case e.EffectNotDone():
+            return Told(f"did nothing, again at {_clock(event.retry_at)}", "error", event.attempt, event.started_at)
         case e.EffectInDoubt():
             return Told(f"in doubt: {event.why}", attempt=event.attempt)
         case e.EffectLookedUp():
@@ -176,7 +193,9 @@ def tell(event: e.AnyEvent) -> Told:
             return Told(f"taken over from {event.previous} (dead by {event.how})")
         case e.RunBlocked():
             return Told(f"blocked as {event.reason}", text=event.hint)
+        case e.RunUnblocked(choice="succeeded" | "failed"):
+            return Told(f"settled: {event.choice}{_by(event.by)}", text=event.why)
         case e.RunUnblocked():
-            return Told(f"unblocked: {event.choice}{_by(event.by)}")
+            return Told(f"unblocked: {event.choice}{_by(event.by)}", text=event.why)
         case _:
             assert_never(event)

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from perdure.errors import (
     HistoryError,
+    OperationError,
     PerdureBug,
     PerdureError,
     RunBlockedError,
@@ -66,6 +67,7 @@ CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (RunCancelledError, ExitCode.CANCELLED),
     (RunConflictError, ExitCode.CONFLICT),
     (RunFinishedError, ExitCode.CONFLICT),
+    (OperationError, ExitCode.CONFLICT),
     (UserCodeError, ExitCode.USAGE),
     (StoreError, ExitCode.STORE),
     (HistoryError, ExitCode.STORE),

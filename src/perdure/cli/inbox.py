@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
 from perdure.api.client import Client
-from perdure.api.inbox import InboxEntry
+from perdure.api.inbox import SETTLE, InboxEntry
+from perdure.api.operations import OperationSummary
 from perdure.cli.arguments import plain_value
 from perdure.cli.exits import CommandError, ExitCode
 from perdure.cli.options import JsonOption, RunArgument, StoreOption, existing_store
-from perdure.cli.show import moment, paragraph, print_json, say, tell
+from perdure.cli.show import json_text, moment, paragraph, print_json, say, short, tell
 from perdure.store import Store
 
 Choice = Literal["retry", "value", "fail"]
@@ -33,6 +36,8 @@ def list_entries(store: StoreOption = None, json: JsonOption = False) -> ExitCod
         print_entries(entries)
         if entries:
             print("decide with: perdure inbox unblock RUN, and one of the choices")
+            if any(entry.operation is not None for entry in entries):
+                print("of an effect say what became of it: perdure inbox settle RUN, and one of the choices")
         else:
             print("nothing waits for a person", file=sys.stderr)
     return ExitCode.OK
@@ -49,20 +54,51 @@ def print_entries(entries: Iterable[InboxEntry]) -> None:
         where = f" in {entry.call}" if entry.call else ""
         say(f"{entry.run_id}: {entry.reason}{where}, since {moment(entry.since)} UTC")
         print(paragraph(entry.hint.removeprefix(f"{entry.call}: "), "    "))
+        for name, what in _known(entry):
+            print(paragraph(what, " " * 18, f"    {name:<14}"))
         for choice, what in entry.choices.items():
-            option = "--value JSON" if choice == "value" else f"--{choice}"
+            option = _OPTIONS.get(choice, f"--{choice}")
             print(paragraph(what, " " * 18, f"    {option:<14}"))
         for what in entry.pending:
             print(paragraph(f"decided, and not read by a worker yet: {what}", "    "))
         print()
 
 
+_OPTIONS = {"value": "--value JSON"}
+
+
+def _known(entry: InboxEntry) -> Iterator[tuple[str, str]]:
+    """What was sent, when and to whom, and what is known of it."""
+    it = entry.operation
+    if it is None:
+        return
+    yield "operation", it.id
+    yield "effect", f"{it.action}, key {it.key!r} ({it.downstream.replace('_', ' ')}, risk {it.risk})"
+    if entry.sent is not None:
+        yield "sent", short(json_text(entry.sent))
+    if it.started_at is not None:
+        yield "when", f"{moment(it.started_at)} UTC, attempt {it.attempts}"
+    if it.request_id:
+        yield "request id", it.request_id
+    if it.reference:
+        yield "reference", " ".join([it.reference, *it.references])
+    for at, answer in entry.looks:
+        yield "looked up", f"{moment(at)} UTC: {answer}"
+
+
 def _json(entry: InboxEntry) -> dict[str, Any]:
     return {
         "run": entry.run_id, "workflow": entry.workflow, "version": entry.version, "reason": entry.reason,
         "since": entry.since.isoformat(), "hint": entry.hint, "call": entry.call, "choices": dict(entry.choices),
-        "pending": list(entry.pending),
+        "pending": list(entry.pending), "operation": entry.operation and operation_json(entry.operation),
+        "sent": entry.sent, "looks": [{"at": at.isoformat(), "answer": answer} for at, answer in entry.looks],
     }  # fmt: skip
+
+
+def operation_json(operation: OperationSummary) -> dict[str, Any]:
+    """An effect as a JSON object; times in ISO 8601."""
+    found = dataclasses.asdict(operation)
+    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in found.items()}
 
 
 @app.command()
@@ -109,6 +145,12 @@ async def _decide(
     async with Client(store) as client:
         run = await client.get(run_id)
         entry = _entry_of(run_id, await client.inbox(), call, str(await run.status()))
+        if entry.operation is not None:
+            raise CommandError(
+                f"{entry.call} of run {run_id} is an effect that may have happened: find out, then decide with perdure "
+                f"inbox settle {run_id} and {', '.join(f'--{each}' for each in entry.choices)}",
+                ExitCode.CONFLICT,
+            )
         if choice not in entry.choices:
             offered = ", ".join(f"--{each} ({what})" for each, what in entry.choices.items()) or entry.hint
             raise CommandError(
@@ -128,3 +170,59 @@ def _entry_of(run_id: str, entries: Sequence[InboxEntry], call: str | None, stat
             return entry
     stuck = ", ".join(entry.call or "the run as a whole" for entry in of_run)
     raise CommandError(f"{call} of run {run_id} does not wait for a person; what does: {stuck}", ExitCode.CONFLICT)
+
+
+# ── effects ─────────────────────────────────────────────────────────────────────────────────
+
+Outcome = Literal["succeeded", "failed", "retry"]
+
+
+@app.command()
+def settle(
+    run: RunArgument,
+    succeeded: Annotated[bool, typer.Option("--succeeded", help="It happened.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="It did not happen, and shall not.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="It did not happen: send it again.")] = False,
+    value: Annotated[
+        str | None,
+        typer.Option("--value", help="Its result, if it happened: JSON, @file.json, or -.", show_default=False),
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option("--reference", help="What the other side calls it.", show_default=False)
+    ] = None,
+    operation: Annotated[
+        str | None, typer.Option("--operation", help="Which effect, by its id.", show_default=False)
+    ] = None,
+    call: Annotated[
+        str | None, typer.Option("--call", help="Which effect, as the list names its call.", show_default=False)
+    ] = None,
+    by: Annotated[str, typer.Option("--by", help="Who says so; it stands in the history.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="How it was found out.")] = "",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:
+    """Say what became of an effect in doubt: exactly one of --succeeded, --failed and --retry. The run goes on.
+
+    Find out first: `perdure inbox list` shows what was sent, when, and under which key.
+    """
+    outcome = _one_outcome(succeeded=succeeded, failed=failed, retry=retry)
+    given = None if value is None else plain_value(value, at="--value")
+
+    async def decide() -> None:
+        async with Client(opened) as client:
+            await client.settle(
+                run, outcome, value=given, reference=reference, operation=operation, call=call, by=by, reason=reason
+            )
+
+    with existing_store(store) as opened:
+        asyncio.run(decide())
+    told = {"run": run, "operation": operation, "call": call, "outcome": outcome}
+    tell(f"told run {run}: {outcome}; {SETTLE[outcome]}", told, as_json=json)
+    return ExitCode.OK
+
+
+def _one_outcome(**given: bool) -> Outcome:
+    chosen = [name for name, is_chosen in given.items() if is_chosen]
+    if len(chosen) != 1:
+        raise CommandError("say one thing: --succeeded (with --value, its result), --failed or --retry")
+    return cast(Outcome, chosen[0])

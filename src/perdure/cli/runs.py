@@ -12,6 +12,7 @@ import typer
 
 from perdure.api.client import Client, HistoryEvent, Run, RunSummary, when
 from perdure.api.inbox import blocked, pending
+from perdure.audit.effects import Phases, phases
 from perdure.audit.timeline import Moment, timeline
 from perdure.audit.waits import is_held, waits
 from perdure.cli.arguments import plain_value
@@ -19,7 +20,7 @@ from perdure.cli.exits import ExitCode, complain
 from perdure.cli.inbox import print_entries
 from perdure.cli.options import JsonOption, RunArgument, StoreOption, TagOption, existing_store, seconds_from, tags_from
 from perdure.cli.outcome import outcome, waits_line
-from perdure.cli.show import length, moment, print_json, print_table, say, short, tell
+from perdure.cli.show import instant, length, moment, print_json, print_table, say, short, tell
 from perdure.cli.stopping import run_until_stopped
 from perdure.codec import codec_for
 from perdure.errors import UnknownNameError
@@ -113,14 +114,44 @@ def show(
             print_json(
                 {
                     "run": summary_json(summary), "waits": waiting, "pending": list(pending(opened.mail([info.rid]))),
+                    "effects": [_phases_json(each) for each in phases(opened, info.rid)],
                     "events": [event_json(event) for event in history],
                 }
             )  # fmt: skip
         else:
             say(f"run {run}: {summary.workflow} version {summary.version}, {_status(summary, dict(opened.lost('')))}")
             _print_timeline(timeline(opened, info.rid), all_moments=all, hint=info.hint or "")
+            _print_phases(phases(opened, info.rid))
             _print_waits(opened, info)
     return ExitCode.OK
+
+
+PHASES = ("prepare", "execute", "commit", "checkpoint")
+
+
+def _print_phases(found: Sequence[Phases]) -> None:
+    """When each effect went through its phases, UTC."""
+    if found:
+        print()
+        columns = ("effect", "operation", "state", *PHASES, "attempts", "reference")
+        print_table(columns, [_row_of_phases(each) for each in found], empty="")
+
+
+def _row_of_phases(each: Phases) -> Sequence[str]:
+    times = [instant(when(at)) if at else "" for at in _times(each)]
+    return (each.call, each.operation, each.state, *times, str(each.attempts or ""), each.reference or "")
+
+
+def _times(each: Phases) -> Sequence[int]:
+    return (each.prepared_at, each.executed_at, each.committed_at, each.checkpoint_at)
+
+
+def _phases_json(each: Phases) -> dict[str, Any]:
+    times = {name: when(at).isoformat() if at else None for name, at in zip(PHASES, _times(each), strict=True)}
+    return {
+        "call": each.call, "operation": each.operation, "status": each.state, **times, "attempts": each.attempts,
+        "reference": each.reference,
+    }  # fmt: skip
 
 
 def _print_waits(store: Store, info: RunInfo) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 VALUE_CHARACTERS_MAX = 200
 PARAGRAPH_WIDTH_MAX = 100
 
-FOLDED = {"what", "what happened", "value", "tags", "count"}
+FOLDED = {"what", "what happened", "value", "tags", "count", "known"}
 """Columns that take several lines where a terminal is narrow."""
 
 
@@ -24,6 +24,11 @@ def print_json(value: Any) -> None:
     """JSON on stdout: indented for people, one line in pipes."""
     indent = 2 if sys.stdout.isatty() else None
     print(json.dumps(value, ensure_ascii=False, indent=indent, default=str))
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON in one line."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
@@ -113,6 +118,11 @@ def short(text: str) -> str:
 def moment(at: datetime) -> str:
     """A time as people read it, UTC."""
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def instant(at: datetime) -> str:
+    """A time of day to the millisecond, UTC."""
+    return at.astimezone(UTC).strftime("%H:%M:%S.%f")[:-3]
 
 
 def length(seconds: float) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
 
+from perdure.api.client import Client
+from perdure.api.operations import EffectState, OperationSummary
 from perdure.audit.verify import verify as verify_store
 from perdure.cli.exits import ExitCode
+from perdure.cli.inbox import operation_json
 from perdure.cli.options import JsonOption, StoreOption, existing_store, seconds_from
-from perdure.cli.show import counted, print_json, print_table, say
+from perdure.cli.show import counted, moment, print_json, print_table, say, short
 
 app = typer.Typer(no_args_is_help=True, help="Care for the store.")
 
@@ -77,6 +81,42 @@ def backup(
     else:
         say(f"copied {url} to {target}")
     return ExitCode.OK
+
+
+@app.command()
+def effects(
+    run: Annotated[str | None, typer.Option(help="Only those of this run.", show_default=False)] = None,
+    action: Annotated[str | None, typer.Option(help="Only this effect, by its name.", show_default=False)] = None,
+    key: Annotated[str | None, typer.Option(help="Only this business key.", show_default=False)] = None,
+    status: Annotated[
+        list[EffectState] | None, typer.Option(help="Only those that stand so; may be repeated.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 100,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:
+    """List the ledger: every effect, what became of it, and what the other side calls it. The newest first."""
+
+    async def find() -> list[OperationSummary]:
+        async with Client(opened) as client:
+            return await client.effects(run=run, action=action, key=key, status=status or None, limit=limit)
+
+    with existing_store(store) as opened:
+        found = asyncio.run(find())
+    if json:
+        print_json([operation_json(each) for each in found])
+    else:
+        columns = ("operation", "state", "effect", "key", "run", "call", "attempts", "changed", "reference", "known")
+        print_table(columns, [_row_of(each) for each in found], empty="no effects")
+    return ExitCode.OK
+
+
+def _row_of(each: OperationSummary) -> Sequence[str]:
+    revision = f" (revision {each.revision})" if each.revision else ""
+    return (
+        each.id, each.status, each.action + revision, each.key, each.run_id, each.call, str(each.attempts),
+        moment(each.updated_at), " ".join([each.reference or "", *each.references]).strip(), short(each.note),
+    )  # fmt: skip
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -118,6 +119,18 @@ class Known(msgspec.Struct, gc=False):
                 self.effects[event.key] = _further(self.effects[event.key], event, at)
             case _:
                 pass
+
+
+MOVES_EFFECTS = frozenset({"run.taken_over", "run.unblocked"})
+"""Kinds of events that are about effects, besides those called `effect.…`."""
+
+
+def standings(events: Iterable[tuple[e.Event, int]]) -> dict[Key, Standing]:
+    """How far the effects got that have no outcome in these events (with their times)."""
+    known = Known()
+    for event, at in events:
+        known.note_effect(event, at)
+    return known.effects
 
 
 def _further(standing: Standing, event: e.Keyed, at: int) -> Standing:

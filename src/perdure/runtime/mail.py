@@ -64,7 +64,8 @@ def from_parent(run_id: str, *, now: int) -> Letter:
 def told(mail: Mail) -> str:
     """What a control letter asks for, in words: `unblock --retry by ann`."""
     body = msgspec.json.decode(mail.body, type=ControlLetter)
-    what = mail.kind + (" --force" if body.force else "") + (f" --{body.choice}" if body.choice else "")
+    kind = "settle" if body.choice in {"succeeded", "failed"} else mail.kind
+    what = kind + (" --force" if body.force else "") + (f" --{body.choice}" if body.choice else "")
     return what + (f" of {body.call}" if body.call else "") + (f" by {body.by}" if body.by else "")
 
 

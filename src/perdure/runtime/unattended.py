@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from perdure.engine.known import MOVES_EFFECTS, standings
+from perdure.errors import OperationOpen
 from perdure.history import events as e
 from perdure.history.chain import link
 from perdure.runtime import mail
@@ -19,7 +21,8 @@ TRIES = 5
 def end_by_force(store: Store, run_id: str, *, retry_after: tuple[float, ...], now: int) -> bool:
     """End a run as cancelled, if no living worker has it. False: one has, or it is at its end already.
 
-    HistoryCorruptError if its history cannot be read: which children it leaves behind is then not known."""
+    HistoryCorruptError if its history cannot be read: which children it leaves behind is then not known.
+    OperationOpen if an effect of it may have happened."""
     for _ in range(TRIES):
         info = store.find(run_id)
         if info is None or info.status.is_final:
@@ -39,6 +42,7 @@ def end_by_force(store: Store, run_id: str, *, retry_after: tuple[float, ...], n
 
 def _end(store: Store, info: RunInfo, now: int) -> Outcome:
     rows = store.load(info.rid).rows
+    _refuse_while_open(info, rows)
     last = rows[-1]
     at, envelope = max(now, last.at), e.encode(e.RunCancelled(forced=True))
     row = Row(last.seq + 1, at, "run.cancelled", envelope, None, None, link(last.hash, last.seq + 1, at, envelope))
@@ -49,6 +53,25 @@ def _end(store: Store, info: RunInfo, now: int) -> Outcome:
     letters = tuple(mail.from_parent(child, now=now) for child in _children_left(rows))
     append = Append(os.urandom(16), info.rid, info.epoch, row.seq, (row,), change=change, letters=letters)
     return store.commit([append])[0]
+
+
+def refuse_with_open_effects(store: Store, info: RunInfo) -> None:
+    """OperationOpen if the run has an effect that may have happened: whoever ended the run would leave it in doubt for
+    good."""
+    if not info.status.is_final:
+        _refuse_while_open(info, store.load(info.rid).rows)
+
+
+def _refuse_while_open(info: RunInfo, rows: Iterable[Row]) -> None:
+    about_effects = (row for row in rows if row.kind.startswith("effect.") or row.kind in MOVES_EFFECTS)
+    for standing in standings((e.decode(row.envelope), row.at) for row in about_effects).values():
+        if standing.state.is_open:
+            raise OperationOpen(
+                f"run {info.run_id} cannot be ended by force: operation {standing.operation} ({standing.name}) may "
+                f"have happened, or be happening. Wait for it, or find out and say so: perdure inbox settle "
+                f"{info.run_id} --operation {standing.operation} --succeeded | --failed | --retry",
+                standing.operation, str(standing.state),
+            )  # fmt: skip
 
 
 def _children_left(rows: Iterable[Row]) -> list[str]:

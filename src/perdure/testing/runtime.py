@@ -46,7 +46,7 @@ SKIPPED_AT_ONCE_MAX = timedelta(days=3_660)
 STANDSTILL_SECONDS_MAX = 10.0
 """How long (in real time) a result is waited for while nothing happens and no timer is armed."""
 
-ROUNDS_TO_SETTLE = 4
+ROUNDS_UNTIL_DRY = 4
 
 
 class StillLease(Lease):
@@ -108,22 +108,22 @@ class RuntimeUnderTest(Runtime):
         """What `perdure.use(kind)` gives to steps from now on."""
         cast("dict[type, Any]", self._options.provided)[kind] = client
 
-    async def settle(self) -> None:
+    async def run_dry(self) -> None:
         """Let everything happen that needs no time to pass."""
         rounds = 0
-        while rounds < ROUNDS_TO_SETTLE:
+        while rounds < ROUNDS_UNTIL_DRY:
             rounds = rounds + 1 if self._host.is_still else 0
             await asyncio.sleep(0 if rounds or not self._host.turns.performer.running else 0.0005)
 
     async def advance(self, duration: timedelta | float) -> None:
         """Let a time pass, and everything happen in it: timer by timer, each run as far as it gets."""
         until = self.clock.now() + round(seconds(duration, what="duration") * MICROSECONDS)
-        await self.settle()
+        await self.run_dry()
         while (due := self.clock.next_alarm_at()) is not None and due <= until:
             self.clock.advance_to_next()
-            await self.settle()
+            await self.run_dry()
         self.clock.advance_to(until)
-        await self.settle()
+        await self.run_dry()
 
     def learn(self, spec: WorkflowSpec) -> None:
         """Execute this workflow, too. Whatever is started here, or asked for by a workflow, is learnt by itself."""
@@ -203,9 +203,9 @@ class RuntimeUnderTest(Runtime):
         began, loop = self.clock.now(), asyncio.get_running_loop()
         moved_at = loop.time()
         while True:
-            await self.settle()
+            await self.run_dry()
             self._host.release_idle()
-            await self.settle()
+            await self.run_dry()
             if self.clock.advance_to_next():
                 moved_at = loop.time()
             elif loop.time() - moved_at > STANDSTILL_SECONDS_MAX:
