@@ -8,7 +8,7 @@ The public names are these and no others.
 
 from perdure import sync
 from perdure.api.client import Client, HistoryEvent, Run, RunSummary
-from perdure.api.effect import effect, operation
+from perdure.api.effect import effect, operation, transaction
 from perdure.api.inside import (
     Child,
     CurrentRun,
@@ -126,6 +126,7 @@ __all__ = [
     "start",
     "step",
     "sync",
+    "transaction",
     "use",
     "uuid4",
     "workflow",

@@ -189,13 +189,19 @@ class CanLookUp(msgspec.Struct, frozen=True):
         return seconds(self.settle_after, what="CanLookUp(settle_after=)")
 
 
+class SameDatabase(msgspec.Struct, frozen=True):
+    """The effect is a change in the store's own database, in the transaction that records it: both or neither."""
+
+    kind: ClassVar[str] = "same_database"
+
+
 class NoGuarantee(msgspec.Struct, frozen=True):
     """The other side promises nothing and can tell nothing: when an answer is lost, a person decides."""
 
     kind: ClassVar[str] = "no_guarantee"
 
 
-Downstream = Idempotent | CanLookUp | NoGuarantee
+Downstream = Idempotent | CanLookUp | NoGuarantee | SameDatabase
 """What the other side of an effect guarantees. What we do after a crash in the middle of it follows from that."""
 
 

@@ -18,6 +18,7 @@ from perdure.ledger.operations import business_key_of
 from perdure.runtime.attempt import ATTEMPT, JOURNAL
 from perdure.runtime.effects import EffectFlight
 from perdure.runtime.operation import Operation
+from perdure.runtime.transactions import Transaction
 from perdure.specs import (
     DEFAULT_TIMEOUT_SECONDS,
     CanLookUp,
@@ -28,6 +29,7 @@ from perdure.specs import (
     NoGuarantee,
     NotFound,
     Retry,
+    SameDatabase,
     Unsure,
     seconds,
 )
@@ -35,6 +37,9 @@ from perdure.specs import (
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_TRANSACTION_SECONDS = 2.0
+TRANSACTION_SECONDS_MAX = 5.0
 
 Answer = Found[R] | NotFound | Unsure
 """What a look-up returns."""
@@ -171,14 +176,15 @@ class _EffectDecorator:
 
 def effect(
     *,
-    downstream: Downstream,
+    downstream: Downstream | None = None,
+    transactional: bool = False,
     scope: Literal["run", "global"] = "run",
     reversible: bool = True,
     recovery: Literal["verify", "compensate"] = "verify",
     risk: Literal["low", "high"] = "low",
     on_repeat: Literal["refuse", "reuse"] = "refuse",
     retry: Retry | None = None,
-    timeout: timedelta | float = DEFAULT_TIMEOUT_SECONDS,
+    timeout: timedelta | float | None = None,
     name: str | None = None,
     aliases: Iterable[str] = (),
     raises: Iterable[type[BaseException]] = (),
@@ -187,12 +193,15 @@ def effect(
     is recorded as started before it is tried, and what became of it is succeeded, failed, or unknown.
 
     `downstream`: what the other side guarantees, `Idempotent()`, `CanLookUp(settle_after=)` or `NoGuarantee()`; what we
-    do after a crash in the middle follows from it, so there is no default. `scope="global"`: the key is the same for
-    all runs. `retry`: default one attempt, three if the downstream is idempotent; an attempt whose outcome is in doubt
-    is never simply repeated. `name`: what stands in ids and histories; after a rename give the old ones as `aliases`.
-    `on_repeat="reuse"`: another call with the same key and request gets the recorded answer. `reversible`, `risk`: for
-    policies, and for people who decide. `recovery="compensate"`: a promise that was made; it is undone only after a
-    person confirmed.
+    do after a crash in the middle follows from it, so there is no default. `transactional=True` instead: a `def` that
+    changes the store's own database by `perdure.transaction()`, in the transaction that records it: both or neither; it
+    may take `timeout` (default 2 s, at most 5), for it keeps all others from writing.
+
+    `scope="global"`: the key is the same for all runs. `retry`: default one attempt, three if the downstream is
+    idempotent; an attempt whose outcome is in doubt is never simply repeated. `name`: what stands in ids and histories;
+    after a rename give the old ones as `aliases`. `on_repeat="reuse"`: another call with the same key and request gets
+    the recorded answer. `reversible`, `risk`: for policies, and for people who decide. `recovery="compensate"`: a
+    promise that was made; it is undone only after a person confirmed.
 
     Every effect needs a `.key`. Raises DeclarationError for what cannot be meant.
 
@@ -201,8 +210,9 @@ def effect(
     """
     return _EffectDecorator(
         {
-            "downstream": downstream, "scope": scope, "reversible": reversible, "recovery": recovery, "risk": risk,
-            "on_repeat": on_repeat, "retry": retry, "timeout": timeout, "name": name, "aliases": aliases,
+            "downstream": SameDatabase() if transactional and downstream is None else downstream,
+            "transactional": transactional, "scope": scope, "reversible": reversible, "recovery": recovery,
+            "risk": risk, "on_repeat": on_repeat, "retry": retry, "timeout": timeout, "name": name, "aliases": aliases,
             "raises": raises,
         }
     )  # fmt: skip
@@ -211,11 +221,17 @@ def effect(
 def _make_effect(function: Callable[..., Any], *, downstream: Any, retry: Retry | None, **options: Any) -> Any:
     check_step(function)
     name = options["name"] or function.__name__
-    if not isinstance(downstream, Idempotent | CanLookUp | NoGuarantee):
+    is_transactional = isinstance(downstream, SameDatabase)
+    if not isinstance(downstream, Idempotent | CanLookUp | NoGuarantee | SameDatabase):
         raise DeclarationError(
             f"effect {name}: downstream={downstream!r}; say what the other side guarantees: Idempotent(), "
             "CanLookUp(settle_after=...) or NoGuarantee()"
         )
+    if options["transactional"] is not is_transactional:
+        raise DeclarationError(f"effect {name}: it is transactional, or has a downstream, not both")
+    if is_transactional and inspect.iscoroutinefunction(function):
+        raise DeclarationError(f"effect {name}: a transactional effect is a `def`: it awaits nothing in a transaction")
+    timeout = _timeout(name, options["timeout"], is_transactional)
     for option, allowed in _ALLOWED.items():
         if options[option] not in allowed:
             shown = ", ".join(map(repr, allowed))
@@ -227,12 +243,24 @@ def _make_effect(function: Callable[..., Any], *, downstream: Any, retry: Retry 
     spec = EffectSpec(
         name=name, function=function, is_async=inspect.iscoroutinefunction(function), arguments=arguments,
         result=arguments.result, retry=retry or attempts,
-        timeout_seconds=seconds(options["timeout"], what=f"effect {name}: timeout"), raises=tuple(options["raises"]),
+        timeout_seconds=timeout, raises=tuple(options["raises"]),
         downstream=downstream, scope=options["scope"], reversible=options["reversible"],
         compensates=options["recovery"] == "compensate", risk=options["risk"], on_repeat=options["on_repeat"],
         aliases=tuple(options["aliases"]),
     )  # fmt: skip
     return cast(Any, Effect if spec.is_async else SyncEffect)(spec)
+
+
+def _timeout(name: str, given: timedelta | float | None, is_transactional: bool) -> float:
+    if given is None:
+        return DEFAULT_TRANSACTION_SECONDS if is_transactional else DEFAULT_TIMEOUT_SECONDS
+    length = seconds(given, what=f"effect {name}: timeout")
+    if is_transactional and length > TRANSACTION_SECONDS_MAX:
+        raise DeclarationError(
+            f"effect {name}: timeout={given!r}; a transaction keeps all others from writing: at most "
+            f"{TRANSACTION_SECONDS_MAX:g} s"
+        )
+    return length
 
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {
@@ -253,6 +281,24 @@ def operation() -> Operation:
 
     UsageError outside the body of an effect."""
     running = ATTEMPT.get()
+    if isinstance(running, Transaction):
+        return running.operation
     if not isinstance(running, EffectFlight):
         raise UsageError("perdure.operation() belongs inside the body of an effect")
     return running.operation()
+
+
+def transaction() -> Any:
+    """The database's own connection, in the body of a transactional effect: for SQLite a `sqlite3.Connection`.
+
+    What is written with it is committed together with the record of the effect, or not at all. The transaction is not
+    the body's to end, and the store's own tables are not its to change.
+
+    UsageError elsewhere, and where the store is no database."""
+    running = ATTEMPT.get()
+    connection = running.connection if isinstance(running, Transaction) else None
+    if not isinstance(running, Transaction):
+        raise UsageError("perdure.transaction() belongs inside the body of an effect with transactional=True")
+    if connection is None:
+        raise UsageError("this store is no database: transactional effects need SQLite")
+    return connection

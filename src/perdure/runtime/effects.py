@@ -70,14 +70,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class EffectFlight(Flight):
     """An effect under way: through all its attempts, look-ups and waits, until it is proven or a person is asked."""
 
-    __slots__ = ("effects", "entry", "is_cancelled", "operations")
+    __slots__ = ("effects", "entry", "is_cancelled", "is_in_transaction", "operations")
     ask: EffectAsk
     entry: LedgerEntry
 
     def __init__(self, effects: Effects, live: LiveRun, ask: EffectAsk, now: int) -> None:
         super().__init__(effects.performer, live, ask, Attempts(), now)
         self.effects = self.handler = effects
-        self.is_cancelled = False
+        self.is_cancelled = self.is_in_transaction = False
         self.operations: dict[int, Operation] = {}
 
     @property
@@ -95,7 +95,7 @@ class EffectFlight(Flight):
     def may_have_left(self) -> bool:
         """Whether the request may have left, and nothing proves what became of it."""
         standing = self.live.execution.known.effects.get(self.ask.key)
-        return standing is not None and standing.state.is_open
+        return self.is_in_transaction or (standing is not None and standing.state.is_open)
 
     def operation(self) -> Operation:
         """What the body of the attempt under way gets: one and the same however often it asks."""
@@ -232,10 +232,11 @@ class Effects:
         if flight.is_cancelled and not flight.may_have_left:
             self._give_up_cancelled(flight)
             return
-        if live.is_parked:  # nothing new leaves; it goes on where it stands when that is over
-            self.land(flight)
-            live.flights.pop(ask.key, None)
-            live.held += (ask,)
+        if flight.spec.downstream.kind == "same_database":
+            self._turns.transactions.begin(flight)
+            return
+        if live.is_parked:
+            self.hold(flight)
             return
         happening = Happening.SENT if flight.entry.status is not EffectState.STARTED else Happening.SENT_AGAIN
         entry = flight.entry = flight.entry.moved(happening, now=self._turns.clock.now())
@@ -253,6 +254,12 @@ class Effects:
         )  # fmt: skip
         live.then += (partial(self._launch, flight, entry.attempts),)
         self._turns.mark(live)
+
+    def hold(self, flight: EffectFlight) -> None:
+        """The run is paused or blocked: nothing new leaves; it goes on where it stands when that is over."""
+        self.land(flight)
+        flight.live.flights.pop(flight.ask.key, None)
+        flight.live.held += (flight.ask,)
 
     def _launch(self, flight: EffectFlight, attempt: int) -> None:
         """The start is durable. Whoever cancelled it meanwhile is in time: nothing has left."""

@@ -250,6 +250,12 @@ class LiveRun:
         self.under_way = written
         return append
 
+    def alone(self, append_id: bytes, entry: Entry, now: int) -> Append:
+        """An append of this one entry, while nothing else of the run is being written."""
+        rows, blobs = self._rows((entry,), now)
+        effects = _rows_of_ledger((entry,))
+        return Append(append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs), effects=effects)
+
     def _rows(self, entries: Sequence[Entry], now: int) -> tuple[list[Row], list[Blob]]:
         rows: list[Row] = []
         blobs: list[Blob] = []

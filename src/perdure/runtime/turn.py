@@ -41,6 +41,7 @@ from perdure.runtime.performer import Performer
 from perdure.runtime.sections import Sections
 from perdure.runtime.settling import Settling
 from perdure.runtime.threads import DaemonThreads
+from perdure.runtime.transactions import Transactions
 from perdure.runtime.writer import Done as DoneCallback
 from perdure.runtime.writer import Writer
 from perdure.specs import WorkflowSpec
@@ -112,6 +113,7 @@ class Turns:
         self.effects = Effects(self)
         self.doubts = Doubts(self)
         self.settling = Settling(self)
+        self.transactions = Transactions(self)
         self.live: dict[int, LiveRun] = {}
         self.on_interruption = self.interrupted
         self.on_standstill: Callable[[int, Standstill], None] = lambda rid, how: None
@@ -320,13 +322,13 @@ class Turns:
             change = live.change or self.parking.change(live)
             live.change = change if change.waiting is not None else change._replace(waiting=b"")
         append = live.build(self._id_prefix + next(self._ids).to_bytes(8, "big"), now)
-        return append, partial(self._committed, live)
+        return append, partial(self.committed, live)
 
-    def _committed(self, live: LiveRun, outcome: Outcome | Exception) -> None:
+    def committed(self, live: LiveRun, outcome: Outcome | Exception) -> None:
         if live.is_gone:
             return
         if live.is_in_turn:
-            live.deferred += (partial(self._committed, live, outcome),)
+            live.deferred += (partial(self.committed, live, outcome),)
             return
         try:
             if isinstance(outcome, Done):

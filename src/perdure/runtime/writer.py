@@ -44,6 +44,7 @@ class Writer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="perdure-writer")
         self._is_scheduled = False
         self._is_busy = False
+        self._working = 0
         self._lone_seconds = 0.0
         self._seconds_per_write = 0.0
         self._retry_seconds = FIRST_RETRY_SECONDS
@@ -64,6 +65,20 @@ class Writer:
         self._jobs.append((write, partial(_answer, future, unheard)))
         self.schedule()
         return future
+
+    def run(self, work: Callable[[], Outcome]) -> asyncio.Future[Outcome]:
+        """Do something with the store on the writer's thread, between two commits."""
+        if self.is_closed:
+            refused: asyncio.Future[Outcome] = self._loop.create_future()
+            refused.set_exception(StoreError("this Runtime was closed before that was written"))
+            return refused
+        self._working += 1
+        working = self._loop.run_in_executor(self._thread, work)
+        working.add_done_callback(self._worked)
+        return working
+
+    def _worked(self, _: asyncio.Future[Outcome]) -> None:
+        self._working -= 1
 
     def schedule(self) -> None:
         """Let a commit begin when the loop comes round."""
@@ -224,7 +239,7 @@ class Writer:
 
     @property
     def is_idle(self) -> bool:
-        return not (self._jobs or self._troubled or self._is_busy or self._is_scheduled)
+        return not (self._jobs or self._troubled or self._is_busy or self._is_scheduled or self._working)
 
     def close(self) -> None:
         self.is_closed = True

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from perdure.clock import MICROSECONDS, Clock, SystemClock
 from perdure.codec.packing import position_of, told
@@ -148,6 +149,19 @@ class MemoryStore:
         with self._shared.lock:
             self._count_commit()
             return [self._write(write) for write in writes]
+
+    def transact(self, intent: Append, fill: Callable[[Any], Append]) -> Outcome:
+        with self._shared.lock:
+            run = self._shared.runs.get(intent.rid)
+            if run is not None and run.applied.get(intent.expected_length) == intent.id:
+                return Done(intent.rid, intent.expected_length + 1)
+            refused = Missing() if run is None else self._judge(run, intent)
+            if refused is not None:
+                return refused
+            append = fill(None)
+            rules.check_write(append)
+            self._count_commit()
+            return self._append(append)
 
     def is_free(self) -> bool:
         if self._shared.lock.acquire(blocking=False):

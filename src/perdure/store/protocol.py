@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -327,6 +327,16 @@ class Store(Protocol):
         A write that is refused (Exists, Moved, Fenced, Ended, Missing) leaves no trace and harms no other. When the
         transaction as a whole fails, each write is tried alone; what then fails raises a StoreError for all whose
         outcome is unknown, and none of them may be assumed undone: send the same writes again.
+        """
+        ...
+
+    def transact(self, intent: Append, fill: Callable[[Any], Append]) -> Outcome:
+        """Apply an append together with what its maker writes into the same database: both or neither.
+
+        `fill` gets the database's own connection, inside the transaction (None where there is no database), and gives
+        the append, under the id, run, epoch and expected length of `intent`. It is not called when that was applied
+        already, or would be refused. What it raises comes out, and nothing is written. StoreError: the outcome is
+        unknown, send it again.
         """
         ...
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from perdure.errors import StoreError
 from perdure.ledger import LedgerEntry
 from perdure.store.protocol import (
+    Append,
     Claim,
     EffectFilter,
     Filter,
@@ -118,6 +119,9 @@ class CrashingStore:
     # ── writes ───────────────────────────────────────────────────────────────────────────────
     def commit(self, writes: Sequence[Write]) -> list[Outcome]:
         return self._write(lambda: self.inner.commit(writes))
+
+    def transact(self, intent: Append, fill: Callable[[Any], Append]) -> Outcome:
+        return self._write(lambda: self.inner.transact(intent, fill))
 
     def enter(self, worker: str, *, lease_seconds: float, workflows: Sequence[str]) -> None:
         self._write(lambda: self.inner.enter(worker, lease_seconds=lease_seconds, workflows=workflows))

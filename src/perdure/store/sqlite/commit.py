@@ -108,6 +108,14 @@ class Commit:
         self._flush()
         return outcomes
 
+    def judge(self, intent: Append) -> Outcome | None:
+        """Whether an append of this id was applied, or would be refused; None if it can be applied."""
+        self._flush()
+        found = self._sql("append_at", intent.rid, intent.expected_length).fetchone()
+        if found is not None and found[0] == intent.id:
+            return Done(intent.rid, intent.expected_length + 1)
+        return self._judge(intent)
+
     def _write(self, write: Write) -> Outcome:
         match write:
             case Append():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,9 @@ from perdure.errors import ForkedError, PerdureBug, PerdureError, StoreBusyError
 from perdure.ledger.entry import LedgerEntry
 from perdure.store import rules
 from perdure.store.protocol import (
+    Append,
     Claim,
+    Done,
     EffectFilter,
     Filter,
     Mail,
@@ -29,7 +32,7 @@ from perdure.store.protocol import (
     WorkerInfo,
     Write,
 )
-from perdure.store.sqlite import care, forks, workers
+from perdure.store.sqlite import care, forks, guests, workers
 from perdure.store.sqlite.commit import QUERIES, Commit, append_alone
 from perdure.store.sqlite.locks import Liveness, check_disk, check_locks_hold
 from perdure.store.sqlite.reading import Readers
@@ -119,6 +122,31 @@ class SqliteStore:
             if len(writes) == 1 and (done := append_alone(connection, facts, writes[0])) is not None:
                 return [done]
             return Commit(connection, facts, self._clock.now()).apply(writes)
+
+    def transact(self, intent: Append, fill: Callable[[sqlite3.Connection], Append]) -> Outcome:
+        self._check_usable()
+        try:
+            with self._writer as connection:
+                return self._transact(connection, intent, fill)
+        except _Refused as refused:
+            return refused.outcome
+        except _GuestFailed as failed:  # its errors are its own, SQLite's among them
+            raise failed.error from None
+
+    def _transact(
+        self, connection: sqlite3.Connection, intent: Append, fill: Callable[[sqlite3.Connection], Append]
+    ) -> Outcome:
+        commit = Commit(connection, self._writer.facts, self._clock.now())
+        decided = commit.judge(intent)
+        if decided is not None:
+            return decided
+        with guests.host(connection):
+            append = _filled(fill, connection)
+        rules.check_write(append)
+        outcome = commit.apply([append])[0]
+        if not isinstance(outcome, Done):
+            raise _Refused(outcome)  # so that what the guest wrote is undone
+        return outcome
 
     def is_free(self) -> bool:
         self._check_usable()
@@ -319,3 +347,26 @@ class SqliteStore:
 
 def _lease_until(now: int, lease_seconds: float) -> int:
     return now + round(lease_seconds * MICROSECONDS)
+
+
+class _Refused(Exception):
+    """Ends a transaction that is to leave no trace."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+class _GuestFailed(Exception):
+    """Carries what a guest raised past our own translation of errors."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _filled(fill: Callable[[sqlite3.Connection], Append], connection: sqlite3.Connection) -> Append:
+    try:
+        return fill(connection)
+    except BaseException as error:
+        raise _GuestFailed(error) from error

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from perdure.ledger import EffectState, LedgerEntry
-from perdure.store.protocol import EffectFilter, Ended, Exists, Fenced, Held, Moved
+from perdure.store.protocol import Append, Done, EffectFilter, Ended, Exists, Fenced, Held, Missing, Moved
 from perdure.testing.conformance.base import ENDED, StoreCase, append, new_run, rows
 
 
@@ -114,3 +116,43 @@ class EffectPromises(StoreCase):
         self.clock.advance(10)
         assert self.store.prune(ended_before=self.clock.now(), limit=10) == 1
         assert self.store.effects(EffectFilter()) == [global_one]
+
+    # ── a change in the same database, and its record ────────────────────────────────────────
+    def test_an_append_is_filled_in_inside_its_transaction(self) -> None:
+        rid = self.start()
+        filled = append(rid, 1, effects=(entry(rid),))
+        assert self.store.transact(intent_of(filled), lambda _: filled) == Done(rid, 2)
+        assert self.store.effect("a" * 32) == entry(rid)
+        assert self.store.load(rid, from_seq=0).length == 2
+
+    def test_what_was_applied_already_is_not_filled_in_again(self) -> None:
+        rid = self.start()
+        filled = append(rid, 1)
+        assert self.store.transact(intent_of(filled), lambda _: filled) == Done(rid, 2)
+        assert self.store.transact(intent_of(filled), never) == Done(rid, 2)
+
+    def test_what_would_be_refused_is_not_filled_in(self) -> None:
+        rid = self.start()
+        assert self.store.transact(intent_of(append(rid, 5)), never) == Moved(1)
+        assert self.store.transact(intent_of(append(rid, 1, epoch=7)), never) == Fenced(1)
+        assert self.store.transact(intent_of(append(rid + 99, 1)), never) == Missing()
+
+    def test_what_filling_in_raises_comes_out_and_leaves_nothing(self) -> None:
+        rid = self.start()
+
+        def breaks(_: Any) -> Append:
+            raise ZeroDivisionError
+
+        before = self.everything()
+        with pytest.raises(ZeroDivisionError):
+            self.store.transact(intent_of(append(rid, 1)), breaks)
+        assert self.everything() == before
+        self.done(append(rid, 1))
+
+
+def intent_of(filled: Append) -> Append:
+    return Append(filled.id, filled.rid, filled.epoch, filled.expected_length)
+
+
+def never(_: Any) -> Append:
+    raise AssertionError("it is not filled in")
