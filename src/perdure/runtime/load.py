@@ -223,6 +223,8 @@ def _waiting(stored: Stored) -> Iterable[Any]:
 def _note_parking(live: LiveRun, events: Iterable[e.Event]) -> None:
     """Whether the run is paused or blocked, and on what."""
     for event in events:
+        if type(event) not in _ABOUT_PARKING:
+            continue
         match event:
             case e.RunPaused():
                 live.is_paused = True
@@ -238,5 +240,7 @@ def _note_parking(live: LiveRun, events: Iterable[e.Event]) -> None:
     if info.status is Status.BLOCKED and live.blocked is None and not live.blocked_calls:
         live.blocked = e.RunBlocked(info.reason or "", info.hint or "")
 
+
+_ABOUT_PARKING = frozenset({e.RunPaused, e.RunResumed, e.RunBlocked, e.RunUnblocked})
 
 __all__ = ["Packed", "Past", "fresh", "manifest", "new_run", "next_execution", "next_seed", "rebuild"]

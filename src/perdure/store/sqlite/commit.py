@@ -357,9 +357,9 @@ class Commit:
 
 
 def is_quiet(connection: sqlite3.Connection, rid: int, claimed_length: int) -> bool:
-    """Whether nothing but starts and takeovers was recorded since the run was claimed."""
+    """Whether nothing but starts and takeovers was recorded since the run was claimed. Looks no further than that."""
     kinds = connection.execute(QUERIES["kinds_since"], (rid, claimed_length))
-    return QUIET_KINDS.issuperset(kind for (kind,) in kinds)
+    return all(kind in QUIET_KINDS for (kind,) in kinds)
 
 
 def _tags(new: NewRun) -> str:

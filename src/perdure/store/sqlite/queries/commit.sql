@@ -84,7 +84,7 @@ WHERE rid = :rid;
 SELECT deaths, claimed_length FROM runs WHERE rid = ? AND deaths > 0;
 
 -- name: kinds_since
-SELECT DISTINCT kind FROM events WHERE rid = ? AND seq >= ?;
+SELECT kind FROM events WHERE rid = ? AND seq >= ? ORDER BY seq;
 
 -- name: forgive
 UPDATE runs SET deaths = 0, lone = 0 WHERE rid = ?;
