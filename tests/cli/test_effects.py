@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import textwrap
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import pytest
-from tests.cli.terminal import Terminal, one_line
+from tests.cli.terminal import Begun, Terminal, one_line, until
 
 APP = '''
     """The post takes letters, and the answer is lost if there is a file called `storm`."""
@@ -180,3 +184,57 @@ def test_of_an_effect_in_doubt_the_last_phases_are_open(storm: Terminal) -> None
     assert effect["execute"] is not None
 
 
+
+
+# ── stopping a worker ───────────────────────────────────────────────────────────────────────
+
+SLOW = '''
+
+    @effect(downstream=NoGuarantee())
+    async def slow(letter: str) -> str:
+        import asyncio
+        open("begun", "w").close()
+        while not pathlib.Path("go").exists():
+            await asyncio.sleep(0.01)
+        return letter
+
+    @slow.key
+    def _(letter: str) -> str:
+        return letter
+
+    @workflow
+    async def slowly() -> str:
+        return await slow("a")
+'''
+
+
+@contextmanager
+def sending(office: Terminal) -> Generator[Begun, None, None]:
+    """A worker in the middle of an effect, which was told to stop three seconds ago."""
+    (office.folder / "app.py").write_text(textwrap.dedent(APP) + textwrap.dedent(SLOW))
+    with office.begun("worker", "app.py") as worker:
+        worker.says("worker serves")
+        office.here("start", "app.py:slowly", "--id", "s")
+        until((office.folder / "begun").exists, "the effect is sent")
+        worker.send(signal.SIGTERM)
+        worker.says("waits up to 30 s for what is being sent: 0/slow#1 of run s")
+        time.sleep(3)  # longer than it takes to stop when nothing is being sent
+        assert worker.process.poll() is None
+        yield worker
+
+
+def test_a_worker_that_is_stopped_sees_through_what_it_has_sent(office: Terminal) -> None:
+    with sending(office) as worker:
+        office.go()
+        assert worker.ends() in {0, 143}
+    assert office.here("runs", "wait", "s", "--timeout", "1").stdout == "a\n"
+
+
+def test_a_second_signal_ends_it_at_once(office: Terminal) -> None:
+    with sending(office) as worker:
+        worker.send(signal.SIGTERM)
+        begin = time.monotonic()
+        worker.ends()
+        assert time.monotonic() - begin < 1.5
+    (row,) = json.loads(office.here("store", "effects", "--json").stdout)
+    assert row["status"] == "started"

@@ -88,6 +88,7 @@ DEFAULTS = (
     Default("which runs a runtime continues", of(_runtime, "adopt"), "Runtime(adopt=)"),
     Default("silence after which others take a worker's runs over", of(_runtime, "lease"), "Runtime(lease=)", "s"),
     Default("a run that only waits leaves memory after", of(_runtime, "evict_after"), "Runtime(evict_after=)", "s"),
+    Default("leaving waits for effects that were sent, up to", of(_runtime, "grace"), "Runtime(grace=)", "s"),
     Default("runs in memory at the same time", of(_runtime, "concurrent_runs"), "Runtime(concurrent_runs=)"),
     Default("bodies of steps at the same time", of(_runtime, "concurrent_steps"), "Runtime(concurrent_steps=)"),
     Default("threads for `def` steps", of(_runtime, "threads"), "Runtime(threads=)"),

@@ -486,6 +486,7 @@ def test_a_history_that_cannot_be_read_parks_its_run_and_holds_up_no_other(how: 
                 with pytest.raises(RunBlockedError, match="cannot be loaded") as blocked:
                     await run.result(timeout=10)
                 assert blocked.value.reason == "undecodable"
+                assert [entry.reason for entry in await runtime.inbox()] == ["undecodable"]
                 await run.unblock("retry")
                 await runtime.drain()
 

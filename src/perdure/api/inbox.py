@@ -22,6 +22,7 @@ from perdure.audit.waits import under_way
 from perdure.clock import MICROSECONDS
 from perdure.codec import ValueCodec
 from perdure.engine.known import Standing
+from perdure.errors import HistoryCorruptError
 from perdure.history import events as e
 from perdure.ledger import EffectState
 from perdure.runtime import mail
@@ -128,19 +129,24 @@ def _runs(store: Store, *statuses: Status) -> Iterator[RunInfo]:
 
 def blocked(store: Store, info: RunInfo) -> list[InboxEntry]:
     """Of a run that is blocked: one entry for each thing that keeps the run."""
-    rows = store.load(info.rid).rows
-    standing = _standing_blocks(rows)
-    effects = without_outcome(rows)
-    if not standing:  # parked by the store itself, which writes no events
-        at_the_end = ", ".join(wait.call for wait in under_way(rows))
-        hint = (info.hint or "") + (f". What was under way when the last one died: {at_the_end}" if at_the_end else "")
-        standing = [(e.RunBlocked(info.reason or "", hint), info.updated_at)]
+    try:
+        rows = store.load(info.rid).rows
+        standing, effects = _standing_blocks(rows) or [_parked_by_the_store(info, rows)], without_outcome(rows)
+    except (HistoryCorruptError, msgspec.DecodeError, UnicodeDecodeError):  # which is why it is parked
+        rows, standing, effects = (), [(e.RunBlocked(info.reason or "", info.hint or ""), info.updated_at)], {}
     letters = store.mail([info.rid])
-    entries = [_entry(info, blocked, at, letters) for blocked, at in standing]
-    return [
-        entry if effect is None else _with_effect(store, info.rid, entry, effect, rows)
-        for entry, effect in zip(entries, (effects.get((each.task or "", each.n)) for each, _ in standing), strict=True)
-    ]
+    found: list[InboxEntry] = []
+    for blocked, at in standing:
+        entry, effect = _entry(info, blocked, at, letters), effects.get((blocked.task or "", blocked.n))
+        found.append(entry if effect is None else _with_effect(store, info.rid, entry, effect, rows))
+    return found
+
+
+def _parked_by_the_store(info: RunInfo, rows: Iterable[Row]) -> tuple[e.RunBlocked, int]:
+    """The store writes no events."""
+    at_the_end = ", ".join(wait.call for wait in under_way(rows))
+    hint = (info.hint or "") + (f". What was under way when the last one died: {at_the_end}" if at_the_end else "")
+    return e.RunBlocked(info.reason or "", hint), info.updated_at
 
 
 def _with_effect(store: Store, rid: int, entry: InboxEntry, standing: Standing, rows: Iterable[Row]) -> InboxEntry:

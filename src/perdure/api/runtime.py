@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Literal, Self, TypeVar
@@ -33,11 +34,13 @@ class Runtime(Client):
     `store`, `workflows`: see `Client`. `adopt`: which runs it continues: `"all"`, `"own"` (those started or attached to
     through it), `"none"` (those it started itself). `provide`: clients for `perdure.use(Type)` in steps.
     `lease`: how long a worker may be silent before others take over (default 10 s). `concurrent_runs`,
-    `concurrent_steps`, `threads`: caps. `evict_after`: how long a waiting run stays in memory (default 1 s).
-    `grace`: how long leaving waits for started effects. `guard`: checked mode (see the docs on determinism).
+    `concurrent_steps`, `threads`: caps. `evict_after`: how long a waiting run stays in memory (default 1 s). `grace`:
+    how long leaving waits for effects that were sent (default 30 s). `guard`: checked mode (see the docs on
+    determinism).
 
-    Leaving it (`async with`) writes what came in, cancels plain steps under way (they run again in the next process),
-    and names in the log what is unfinished. Nothing is marked as failed.
+    Leaving it (`async with`) waits for effects that were sent, up to `grace`, writes what came in, cancels plain steps
+    under way (they run again in the next process), and names in the log what is unfinished. Nothing is marked as
+    failed.
     """
 
     _polls = False
@@ -67,9 +70,9 @@ class Runtime(Client):
         for name, cap in caps.items():
             if not is_whole(cap) or cap < 1:
                 raise UsageError(f"Runtime({name}={cap!r}): a whole number from 1 on")
-        self._grace_seconds = seconds(grace, what="grace")
         self._options = Options(
             lease_seconds=seconds(lease, what="lease"), evict_after_seconds=seconds(evict_after, what="evict_after"),
+            grace_seconds=seconds(grace, what="grace"),
             runs_max=concurrent_runs, steps_max=concurrent_steps, threads_max=threads, adopt=adopt,
             provided=_provided(provide), guard=guard,
         )  # fmt: skip
@@ -126,6 +129,12 @@ class Runtime(Client):
                         host.release_idle()
                     await asyncio.sleep(0.001)
         return len(host.turns.live)
+
+    @property
+    def sees_effects_through(self) -> bool:
+        """Whether it is being left, and waits for effects that were sent. Any thread may ask."""
+        until = None if self._host_open is None else self._host_open.grace_until
+        return until is not None and time.monotonic() < until
 
     def executes(self, workflow: str, version: int) -> bool:
         """Whether runs of this workflow and version are executed here."""

@@ -61,20 +61,23 @@ def run(
     call = call_of(workflow, args or (), arg or ())
     tags = tags_from(tag)
     with any_store(store) as opened:
+        open_ones: list[Runtime] = []
         return run_until_stopped(
-            lambda: _run(opened, call, known, id, tags, provide, as_json=json),
+            lambda: _run(opened, call, known, id, tags, provide, open_ones, as_json=json),
             hint="the same command, or any worker, goes on",
+            is_kept=lambda: any(runtime.sees_effects_through for runtime in open_ones),
         )
 
 
 async def _run(
     store: Store, call: Call[Any], known: Sequence[AnyWorkflow], id: str | None, tags: dict[str, str],
-    provide: str | None, *, as_json: bool,
+    provide: str | None, open_ones: list[Runtime], *, as_json: bool,
 ) -> ExitCode:  # fmt: skip
     async with (
         provided(provide) as clients,
         Runtime(store, workflows=known, adopt="own", provide=clients) as runtime,
     ):
+        open_ones.append(runtime)
         run = await start_or_attach(runtime, store, call, id, tags=tags)
         if run.how != "started":
             complain(f"run {run.id} {'goes on' if run.how == 'attached' else await finished(run)}")

@@ -1,4 +1,5 @@
-"""SIGINT and SIGTERM: the work is cancelled, and what is left of the process after two seconds is cut off."""
+"""SIGINT and SIGTERM: the work is cancelled, and what is left of the process after two seconds is cut off; while
+effects that were sent are seen through, not yet."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, TypeVar
@@ -16,17 +18,20 @@ from perdure.cli.exits import Stopped
 T = TypeVar("T")
 
 STOP_SECONDS_MAX = 1.9
+LOOK_SECONDS = 0.05
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_until_stopped(main: Callable[[], Coroutine[Any, Any, T]], *, hint: str = "") -> T:
+def run_until_stopped(
+    main: Callable[[], Coroutine[Any, Any, T]], *, hint: str = "", is_kept: Callable[[], bool] = lambda: False
+) -> T:
     """`asyncio.run`, until a signal cancels it. Raises Stopped then, with the hint.
 
     Threads that cannot be stopped (a `def` step that blocks) and exits that hang do not keep the process for longer
-    than two seconds; a second signal ends it at once. Handlers are those of Python, not of the loop, so that they are
-    called while the code of a workflow spins, too.
+    than two seconds after `is_kept()` has come to an end; a second signal ends it at once. Handlers are those of
+    Python, not of the loop, so that they are called while the code of a workflow spins, too.
     """
-    stop = _Stop()
+    stop = _Stop(is_kept)
     before = {number: signal.signal(number, stop) for number in SIGNALS}
     try:
         return asyncio.run(stop.watched(main))
@@ -42,7 +47,8 @@ def run_until_stopped(main: Callable[[], Coroutine[Any, Any, T]], *, hint: str =
 class _Stop:
     """The handler of both signals."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_kept: Callable[[], bool]) -> None:
+        self._is_kept = is_kept
         self.signal: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -57,11 +63,18 @@ class _Stop:
         if self.signal is not None:
             _cut_off(number)
         self.signal = number
-        timer = threading.Timer(STOP_SECONDS_MAX, _cut_off, [number])
-        timer.daemon = True
-        timer.start()
+        threading.Thread(target=self._cut_off_later, args=[number], daemon=True).start()
         if self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
+
+
+    def _cut_off_later(self, number: int) -> None:
+        until = time.monotonic() + STOP_SECONDS_MAX
+        while time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
+            if self._is_kept():
+                until = time.monotonic() + STOP_SECONDS_MAX
+        _cut_off(number)
 
 
 def _cut_off(number: int) -> None:

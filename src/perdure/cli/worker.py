@@ -31,14 +31,16 @@ def worker(
     runs: Annotated[int, typer.Option(min=1, help="How many runs it holds in memory at most.")] = 1_000,
     steps: Annotated[int, typer.Option(min=1, help="How many steps it performs at once at most.")] = 1_000,
     threads: Annotated[int, typer.Option(min=1, help="How many of them in threads (`def` steps).")] = 32,
+    grace: Annotated[str, typer.Option(help="How long leaving waits for effects that were sent.")] = "30s",
     provide: ProvideOption = None,
     guard: Annotated[bool, typer.Option("--guard", help="Checked mode: workflow code that reaches out fails.")] = False,
     store: StoreOption = None,
 ) -> ExitCode:
     """Execute the runs of all workflows in these modules: whatever is due now, and whatever comes.
 
-    SIGTERM or Ctrl-C stops it within two seconds; runs that are not finished are named, and any worker goes on with
-    them. So does every other worker on the store when this one is killed.
+    SIGTERM or Ctrl-C stops it within two seconds, or when the effects that were sent have answered, within --grace; a
+    second one at once. Runs that are not finished are named, and any worker goes on with them. So does every other
+    worker on the store when this one is killed.
     """
     workflows = workflows_at(targets)
     if not guard:  # checked mode does that itself
@@ -47,14 +49,19 @@ def worker(
         options = {
             "workflows": workflows, "lease": seconds_from(lease, option="--lease"), "concurrent_runs": runs,
             "concurrent_steps": steps, "threads": threads, "guard": guard,
+            "grace": seconds_from(grace, option="--grace"),
         }  # fmt: skip
         names = ", ".join(sorted(f"{workflow.name}/{workflow.spec.version}" for workflow in workflows))
         greeting = f"worker serves {names} on {opened.url}"
-        unfinished: list[str] = []
+        open_ones: list[Worker] = []
         try:
-            run_until_stopped(lambda: _serve(opened, options, provide, greeting, unfinished))
+            run_until_stopped(
+                lambda: _serve(opened, options, provide, greeting, open_ones),
+                is_kept=lambda: any(worker.sees_effects_through for worker in open_ones),
+            )
         except Stopped:
-            complain("worker stopped" if unfinished else "worker stopped; no run was in its hands")
+            is_left = any(worker.unfinished for worker in open_ones)
+            complain("worker stopped" if is_left else "worker stopped; no run was in its hands")
     return ExitCode.OK
 
 
@@ -69,14 +76,12 @@ def _lint(workflows: Sequence[AnyWorkflow]) -> None:
 
 
 async def _serve(
-    store: Store, options: dict[str, Any], provide: str | None, greeting: str, unfinished: list[str]
+    store: Store, options: dict[str, Any], provide: str | None, greeting: str, open_ones: list[Worker]
 ) -> None:
-    """Until it is cancelled; then `unfinished` names the runs that it leaves."""
+    """Until it is cancelled. `open_ones` gets the worker, for what is asked of it meanwhile and afterwards."""
     async with provided(provide) as clients:
         worker = Worker(store, provide=clients, **options)
-        try:
-            async with worker:
-                complain(greeting)
-                await asyncio.Event().wait()
-        finally:
-            unfinished += worker.unfinished
+        open_ones.append(worker)
+        async with worker:
+            complain(greeting)
+            await asyncio.Event().wait()

@@ -70,14 +70,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class EffectFlight(Flight):
     """An effect under way: through all its attempts, look-ups and waits, until it is proven or a person is asked."""
 
-    __slots__ = ("effects", "entry", "is_cancelled", "is_in_transaction", "operations")
+    __slots__ = ("effects", "entry", "is_cancelled", "is_in_transaction", "is_under_way", "operations")
     ask: EffectAsk
     entry: LedgerEntry
 
     def __init__(self, effects: Effects, live: LiveRun, ask: EffectAsk, now: int) -> None:
         super().__init__(effects.performer, live, ask, Attempts(), now)
         self.effects = self.handler = effects
-        self.is_cancelled = self.is_in_transaction = False
+        self.is_cancelled = self.is_in_transaction = self.is_under_way = False
         self.operations: dict[int, Operation] = {}
 
     @property
@@ -232,6 +232,8 @@ class Effects:
         if flight.is_cancelled and not flight.may_have_left:
             self._give_up_cancelled(flight)
             return
+        if self._turns.is_stopping:  # nothing new leaves; whoever has the run next sends it
+            return
         if flight.spec.downstream.kind == "same_database":
             self._turns.transactions.begin(flight)
             return
@@ -243,7 +245,7 @@ class Effects:
         flight.number = entry.attempts - 1
         kept, packed = ask.spec.record_input, None if ask.is_recorded else ask.packed
         digest, view = (packed.digest, ask.view) if packed is not None else (None, None)
-        ask.is_recorded = flight.is_start_recorded = True
+        ask.is_recorded = flight.is_start_recorded = flight.is_under_way = True
         self.record(
             flight,
             e.EffectStarted(
@@ -282,13 +284,14 @@ class Effects:
         live.take_back(msgspec.structs.replace(written, entries=entries, then=then))
         for flight in mine:
             live.execution.known.effects.pop(flight.ask.key, None)
-            flight.is_start_recorded = flight.ask.is_recorded = False
+            flight.is_start_recorded = flight.ask.is_recorded = flight.is_under_way = False
             self._prepare(flight)
         self._turns.mark(live)
 
     # ── what comes of an attempt ─────────────────────────────────────────────────────────────
     def returned(self, flight: EffectFlight, value: Any) -> None:
         """The body returned: it happened, whatever its result."""
+        flight.is_under_way = False
         self.performer.land(flight)
         if flight.live.is_in_turn:
             flight.live.deferred += (lambda: self.returned(flight, value),)
@@ -307,6 +310,7 @@ class Effects:
 
     def failed(self, flight: EffectFlight, number: int, error: BaseException) -> None:
         """The body raised, or took too long: a proof that nothing happened, or a doubt."""
+        flight.is_under_way = False
         self.performer.land(flight)
         if flight.live.is_in_turn:
             flight.live.deferred += (lambda: self.failed(flight, number, error),)
@@ -481,9 +485,10 @@ class Effects:
         self.fail(flight, raw, "cancelled", None)
 
     @property
-    def airborne(self) -> list[EffectFlight]:
-        """Effects whose body is running now."""
-        return [flight for flight in self.performer.running if isinstance(flight, EffectFlight)]
+    def under_way(self) -> list[EffectFlight]:
+        """Effects of which an attempt is recorded as sent by this worker, and has not come back."""
+        flights = (flight for live in self._turns.live.values() for flight in live.flights.values())
+        return [flight for flight in flights if isinstance(flight, EffectFlight) and flight.is_under_way]
 
     # ── small things ─────────────────────────────────────────────────────────────────────────
     def _input(self, flight: EffectFlight) -> tuple[bytes | None, bytes | None, bool, Any]:

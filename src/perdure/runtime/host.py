@@ -35,6 +35,8 @@ CLAIMS_AT_ONCE_MAX = 100
 SILENCE_AFTER_LEASE_SECONDS = 0.5
 OWN_BEFORE_SWEEP = 100
 SHUTDOWN_SECONDS_MAX = 1.5
+LOOK_SECONDS = 0.005
+NAMED_MAX = 10
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -44,6 +46,7 @@ class Options(msgspec.Struct, frozen=True):
 
     lease_seconds: float = 10.0
     evict_after_seconds: float = 1.0
+    grace_seconds: float = 30.0
     runs_max: int = 1_000
     steps_max: int = 1_000
     threads_max: int = 32
@@ -98,6 +101,7 @@ class Host:
         self._alarm: Alarm | None = None
         self._poll_handle: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self.grace_until: float | None = None
         self._polls = 0
         self.on_change: Callable[[], None] = lambda: None
         self._failing: set[Callable[[], None]] = set()
@@ -332,11 +336,41 @@ class Host:
         return self.turns.parking.may_leave(live) or self.turns.parking.is_kept_by_a_wait(live)
 
     async def close(self) -> list[str]:
-        """Stop: plain steps under way are cancelled (they run again elsewhere), what came in is written, every run is
-        free for others. Returns the ids of the runs that are not finished."""
+        """Stop: started effects are seen through, plain steps under way are cancelled (they run again elsewhere), what
+        came in is written, every run is free for others. Returns the ids of the runs that are not finished.
+
+        Cancelled while it waits for effects, it waits no longer, and does the rest."""
         if self._is_closed:  # abandoned
             return []
         self.turns.is_stopping = True
+        try:
+            await self._see_effects_through()
+        finally:
+            unfinished = await self._close()
+        return unfinished
+
+    async def _see_effects_through(self) -> None:
+        """An answer that is recorded is a doubt less."""
+        until = time.monotonic() + self.options.grace_seconds
+        if self.turns.effects.under_way:
+            log.warning(
+                "leaving waits up to %g s for what is being sent: %s", self.options.grace_seconds, self._being_sent()
+            )
+        try:
+            while self.turns.effects.under_way and time.monotonic() < until:
+                self.grace_until = until
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            self.grace_until = None
+        if self.turns.effects.under_way:
+            log.error("leaving, although this may be happening: %s; whoever goes on finds out", self._being_sent())
+
+    def _being_sent(self) -> str:
+        flights = self.turns.effects.under_way
+        shown = [f"{flight.ask.label} of run {flight.live.run_id}" for flight in flights[:NAMED_MAX]]
+        return ", ".join(shown) + (f" and {len(flights) - NAMED_MAX} more" if len(flights) > NAMED_MAX else "")
+
+    async def _close(self) -> list[str]:
         unfinished = sorted(live.run_id for live in self.turns.live.values() if live.is_at_work)
         until = self._loop.time() + SHUTDOWN_SECONDS_MAX
         self.release_idle()

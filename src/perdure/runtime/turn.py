@@ -491,8 +491,12 @@ class Turns:
             perform()
 
     def perform(self, live: LiveRun, command: Command) -> None:
-        if not isinstance(command, Cancelled) and live.execution.open.get(command.key) is not command:
-            return
+        if not isinstance(command, Cancelled):
+            if live.execution.open.get(command.key) is not command:
+                return
+            if self.is_stopping:  # whoever has the run next begins it
+                live.held += (command,)
+                return
         match command:
             case EffectAsk():
                 if not live.waits_for_person(command.key):
