@@ -53,7 +53,7 @@ class Happening(StrEnum):
     FOUND = "found"
     NOT_FOUND = "not_found"
     ANSWERED_LATE = "answered_late"
-    """The attempt that was given up for lost has returned after all."""
+    """The attempt that was given up for lost has returned after all: whatever was believed meanwhile, it happened."""
     SETTLED_SUCCEEDED = "settled_succeeded"
     SETTLED_FAILED = "settled_failed"
     SETTLED_TRY_AGAIN = "settled_try_again"
@@ -82,7 +82,11 @@ TRANSITIONS: Mapping[EffectState, Mapping[Happening, EffectState]] = {
         _H.SETTLED_FAILED: _S.FAILED_FINAL,
         _H.SETTLED_TRY_AGAIN: _S.FAILED_RETRYABLE,
     },
-    _S.FAILED_RETRYABLE: {_H.SENT: _S.STARTED, _H.GIVEN_UP: _S.FAILED_FINAL},
+    _S.FAILED_RETRYABLE: {
+        _H.SENT: _S.STARTED,
+        _H.ANSWERED_LATE: _S.SUCCEEDED,
+        _H.GIVEN_UP: _S.FAILED_FINAL,
+    },
     _S.SUCCEEDED: {},
     _S.FAILED_FINAL: {},
 }
