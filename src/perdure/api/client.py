@@ -311,11 +311,11 @@ class Run(Generic[RESULT]):
             raise UsageError(f"settle({outcome!r}): value= and reference= belong to what has succeeded")
         raw = _PLAIN.dumps(value).decode() if outcome == "succeeded" else None
         found = await self._client._read(lambda: self._settled(raw, operation, call))
-        letter = mail.ControlLetter(reason, by, False, outcome, raw, found, reference)
+        letter = mail.ControlLetter(reason, by, False, outcome, raw, found[0], reference, found[1])
         await self._post("unblock", "", _control(letter))
 
-    def _settled(self, raw: str | None, operation: str | None, call: str | None) -> str:
-        """The label of the effect that is decided."""
+    def _settled(self, raw: str | None, operation: str | None, call: str | None) -> tuple[str, int]:
+        """The label of the effect that is decided, and its last attempt."""
         from perdure.api.operations import in_doubt
 
         entry = in_doubt(self._client._store, self._find(), operation=operation, call=call)
@@ -327,7 +327,7 @@ class Run(Generic[RESULT]):
             )  # fmt: skip
         if raw is not None:
             self._check_fits(raw.encode(), entry.call)
-        return entry.call or ""
+        return entry.call or "", 0 if entry.operation is None else entry.operation.attempts
 
     async def history(self) -> list[HistoryEvent]:
         """The run's whole history, readable."""

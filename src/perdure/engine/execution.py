@@ -160,10 +160,8 @@ class Execution:
                 pass
             case e.ChildEnded():
                 (self._deliver_value if event.status == "completed" else self._deliver_failure)(event, output)
-            case e.SectionEnded(continues=True):
-                self._deliver_next_chapter(event, output)
             case e.SectionEnded():
-                (self._deliver_failure if event.failed else self._deliver_value)(event, output)
+                self._deliver_section(event, output)
             case e.MessageArrived():
                 self.mailbox.put(event.name, output or b"null", event.sent_at)
                 self.mailbox.wake(event.name)
@@ -206,6 +204,14 @@ class Execution:
         ask = self._take(event)
         if ask is not None:
             ask.future.set_exception(load_exception(output or b"null", _raises_of(ask)))
+
+    def _deliver_section(self, event: e.SectionEnded, output: bytes | None) -> None:
+        """What it has begun outside and not seen the end of keeps the run from ending."""
+        self.holding.update(self.known.open_effects_of(event.key))
+        if event.continues:
+            self._deliver_next_chapter(event, output)
+        else:
+            (self._deliver_failure if event.failed else self._deliver_value)(event, output)
 
     def _deliver_next_chapter(self, event: e.SectionEnded, output: bytes | None) -> None:
         """The workflow's code is hosted, and has ended this chapter there."""
@@ -609,6 +615,8 @@ class Execution:
             self.cancelled.add(ask.key)
             if isinstance(ask, EffectAsk) or (isinstance(ask, ChildAsk) and ask.on_cancel == "wait"):
                 self.holding.add(ask.key)
+            elif isinstance(ask, SectionAsk):
+                self.holding.update(self.known.open_effects_of(ask.key))
             self.commands.append(Cancelled(ask))
 
     # ── leaving memory ───────────────────────────────────────────────────────────────────────

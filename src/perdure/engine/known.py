@@ -15,8 +15,10 @@ from perdure.ledger import EffectState, Look
 class Standing(NamedTuple):
     """How far an effect got that has no outcome yet. Times in microseconds since the epoch.
 
-    `attempt`: of the last one sent. `failed`: how many attempts count against the limit. `suspected_at`: when whoever
-    sent it was taken for dead; `is_proven_dead`: it is. `doubt_at`, `doubt`: since when nobody knows, and why.
+    `attempt`: of the last one sent. `is_resent`: an earlier one may have happened, and the same request was sent again
+    under the same key; only what answers to that key proves anything then. `failed`: how many attempts count against
+    the limit. `suspected_at`: when whoever sent it was taken for dead; `is_proven_dead`: it is. `doubt_at`, `doubt`:
+    since when nobody knows, and why.
     """
 
     operation: str
@@ -34,6 +36,7 @@ class Standing(NamedTuple):
     request_id: str | None = None
     reference: str | None = None
     name: str = ""
+    is_resent: bool = False
 
 
 class Known(msgspec.Struct, gc=False):
@@ -48,6 +51,8 @@ class Known(msgspec.Struct, gc=False):
     unread: set[Key] = set()
     """Receives that got a message which they could not read, and waited for a person."""
     effects: dict[Key, Standing] = {}
+    ended_effects: set[Key] = set()
+    """Effects whose outcome is recorded, or on its way: no other may follow."""
 
     def note(self, event: e.Event, at: int, output: bytes | None = None) -> None:
         """Take one event in. `output` is needed of heartbeats, and of what foreign code did."""
@@ -93,6 +98,12 @@ class Known(msgspec.Struct, gc=False):
         if key not in self.recorded:
             self.recorded[key] = _recorded_step(event)
 
+    def open_effects_of(self, section: Key) -> list[Key]:
+        """What a section has begun outside, and nobody knows what became of it."""
+        task, n = section
+        prefix = f"{task}:{n}/"
+        return [key for key, standing in self.effects.items() if standing.state.is_open and key[0].startswith(prefix)]
+
     # ── effects ──────────────────────────────────────────────────────────────────────────────
     def note_effect(self, event: e.Event, at: int) -> None:
         """Take in what an event says about effects: of a history that is read, and of what is recorded now."""
@@ -102,12 +113,14 @@ class Known(msgspec.Struct, gc=False):
                     self.effects[key] = _abandoned(standing, event.how, at)
             case e.EffectSucceeded() | e.EffectFailed():
                 self.effects.pop(event.key, None)
+                self.ended_effects.add(event.key)
             case e.EffectStarted():
                 fresh = Standing(event.operation, EffectState.PENDING, first_at=at, name=event.name)
                 before = self.effects.get(event.key, fresh)
                 self.effects[event.key] = before._replace(
                     operation=event.operation, state=EffectState.STARTED, attempt=event.attempt, started_at=at,
                     suspected_at=0, is_proven_dead=False, doubt=None, looks=(),
+                    is_resent=before.state is EffectState.STARTED,
                 )  # fmt: skip
             case e.RunUnblocked(task=str() as task, n=n, choice="retry") if (task, n) in self.effects:
                 before = self.effects[task, n]

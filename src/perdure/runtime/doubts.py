@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from perdure.clock import MICROSECONDS
 from perdure.codec import dump_exception
 from perdure.codec.exceptions import message_of
+from perdure.engine.calls import Key
 from perdure.engine.known import Standing
 from perdure.errors import (
-    EncodeError,
     StepError,
     StoreError,
 )
@@ -24,6 +24,7 @@ from perdure.ledger import (
     Doubt,
     EffectState,
     Happening,
+    LedgerEntry,
     LookUpNow,
     NothingHappened,
     SendAgain,
@@ -33,7 +34,7 @@ from perdure.ledger import (
 )
 from perdure.runtime.attempt import ATTEMPT
 from perdure.runtime.effects import EffectFlight
-from perdure.runtime.live import LiveRun
+from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.operation import Operation
 from perdure.runtime.performer import PUT_OFF_MICROSECONDS
 from perdure.runtime.retrying import Again
@@ -88,7 +89,7 @@ class Doubts:
             return
         standing, now = flight.standing, self._turns.clock.now()
         try:
-            entry = self._turns.store.effect(standing.operation)
+            entry = self._effects.row(flight.live, standing.operation)
         except StoreError as error:
             self._effects.later(flight, PUT_OFF_MICROSECONDS, self.go_on, error)
             return
@@ -98,7 +99,7 @@ class Doubts:
             return
         flight.entry, flight.number = entry, entry.attempts
         if standing.state is EffectState.FAILED_RETRYABLE:
-            self._effects.wait(flight, standing.retry_at, self._effects.send)
+            self._effects.wait(flight, 0 if flight.is_cancelled else standing.retry_at, self._effects.send)
         elif entry.status is EffectState.SUCCEEDED:
             hint = f"{flight.ask.label} succeeded, and its result could not be recorded"
             self._effects.undecodable(flight, hint, None)
@@ -183,7 +184,7 @@ class Doubts:
             ATTEMPT.set(flight)
             seconds = min(LOOKUP_SECONDS_MAX, flight.spec.timeout_seconds)
             async with asyncio.timeout(seconds):
-                answer = await _called(flight.spec.lookup, flight.operation_of(None))
+                answer = await _called(flight.spec.lookup, flight.operation_of(None, flight.entry.attempts))
         except asyncio.CancelledError:
             return
         except Exception as error:
@@ -226,22 +227,46 @@ class Doubts:
         self._effects.record(flight, self._look(flight, "found", "", reference), None)
         try:
             raw = flight.spec.result.dumps(found.result)
-        except EncodeError as error:
+        except Exception as error:  # an EncodeError, or what the value's own methods raise
             hint = f"{flight.ask.label} was found, and its result cannot be recorded: {error}"
             self._effects.undecodable(flight, hint, flight.entry)
             return
         self._effects.succeed(flight, raw, "found", flight.entry)
 
     def adopt_orphans(self, live: LiveRun) -> None:
-        """Effects in doubt whose hosted code is over: nobody will ask for them again, and so a person is."""
-        for key, standing in live.execution.known.effects.items():
+        """Effects that may have happened, whose hosted code is over: nobody will ask for them again, and so a person
+        is. What provably did nothing is given up."""
+        if live.is_gone or live.is_leaving:
+            return
+        for key, standing in list(live.execution.known.effects.items()):
             task, _, n = key[0].partition("/")[0].partition(":")
-            if not n or (task, int(n)) in live.execution.open or not standing.state.is_open:
+            if not n or (task, int(n)) in live.execution.open or key in live.flights:
                 continue
             live.execution.holding.add(key)
-            if key not in live.blocked_calls:
-                hint = f"operation {standing.operation} may have happened, and its caller is gone; {_SETTLES}"
-                self._turns.parking.block(live, e.RunBlocked("unknown_effect", hint, *key, standing.name))
+            try:
+                entry = self._effects.row(live, standing.operation)
+            except StoreError:
+                self._loop.call_later(PUT_OFF_MICROSECONDS / MICROSECONDS, self.adopt_orphans, live)
+                return
+            if entry is not None and key not in live.blocked_calls:
+                self._adopt(live, key, standing, entry)
+
+    def _adopt(self, live: LiveRun, key: Key, standing: Standing, entry: LedgerEntry) -> None:
+        if not standing.state.is_open:
+            self._effects.give_up_orphan(live, key, standing, entry)
+            return
+        if entry.status is EffectState.STARTED:
+            why = "whoever asked for it is gone"
+            entry = entry.moved(Happening.LOST, now=self._turns.clock.now(), note=why)
+            event = e.EffectInDoubt(
+                *key, standing.name, key[1] + 1, standing.operation, standing.attempt, why, counts=False,
+                by_suspicion=bool(standing.suspected_at),
+            )  # fmt: skip
+            live.has_effects = True
+            live.entries.append(Entry(event, ledger=entry))
+            live.execution.known.note_effect(event, live.last_at)
+        hint = f"operation {standing.operation} may have happened, and its caller is gone; {_SETTLES}"
+        self._turns.parking.block(live, e.RunBlocked("unknown_effect", hint, *key, standing.name, key[1] + 1))
 
     def close(self) -> None:
         for look in list(self._looks):

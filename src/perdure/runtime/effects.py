@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from perdure.clock import MICROSECONDS
 from perdure.codec import dump_exception, pack, unpack
 from perdure.codec.exceptions import message_of
 from perdure.engine.calls import Attempts, EffectAsk, Key
 from perdure.engine.known import Standing
 from perdure.errors import (
     DuplicateOperation,
-    EncodeError,
     OperationConflict,
     PerdureError,
     RunCancelledError,
@@ -51,6 +51,7 @@ from perdure.ledger import (
     prepare,
 )
 from perdure.ledger.entry import RESULT_IN_ROW_BYTES_MAX
+from perdure.runtime.attempt import NUMBER
 from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.operation import Operation
 from perdure.runtime.performer import PUT_OFF_MICROSECONDS, Flight
@@ -97,20 +98,24 @@ class EffectFlight(Flight):
         standing = self.live.execution.known.effects.get(self.ask.key)
         return self.is_in_transaction or (standing is not None and standing.state.is_open)
 
+    def is_about(self, operation: str) -> bool:
+        """Whether it has come to this operation already."""
+        return hasattr(self, "entry") and self.entry.operation_id == operation
+
     def operation(self) -> Operation:
-        """What the body of the attempt under way gets: one and the same however often it asks."""
-        number = self.number
+        """What the body of an attempt gets: one and the same however often it asks."""
+        number = NUMBER.get() or self.number
         if number not in self.operations:
-            self.operations[number] = self.operation_of(self.effects.noter(self))
+            self.operations[number] = self.operation_of(self.effects.noter(self), number)
         return self.operations[number]
 
-    def operation_of(self, note: Callable[[str], Awaitable[None]] | None) -> Operation:
+    def operation_of(self, note: Callable[[str], Awaitable[None]] | None, number: int) -> Operation:
         entry = self.entry
         args, kwargs = self.ask.spec.arguments.loads(self.ask.input)
         bound = inspect.signature(self.ask.spec.function).bind(*args, **kwargs)
         return Operation(
             id=entry.operation_id, action=entry.action_name, run_id=entry.run_id, business_key=entry.business_key,
-            revision=entry.revision, attempt=entry.attempts, request_hash=entry.request_hash.hex(),
+            revision=entry.revision, attempt=number, request_hash=entry.request_hash.hex(),
             arguments=dict(bound.arguments), started_at=_EPOCH + timedelta(microseconds=entry.started_at),
             reference=entry.external_ref, external_request_id=entry.external_request_id, note=note,
         )  # fmt: skip
@@ -130,12 +135,22 @@ class Effects:
     # ── prepare ──────────────────────────────────────────────────────────────────────────────
     def start(self, live: LiveRun, ask: EffectAsk) -> None:
         """The code asks for an effect: send it, answer it from the ledger, or go on where it stood."""
+        if ask.key in live.execution.known.ended_effects:
+            return
         flight = EffectFlight(self, live, ask, self._turns.clock.now())
         live.flights[ask.key] = flight
         if ask.key in live.execution.known.effects:
             self._turns.doubts.go_on(flight)
         else:
             self._prepare(flight)
+
+    def row(self, live: LiveRun, operation: str) -> LedgerEntry | None:
+        """The ledger's row as it will be once what this run has on its way is durable."""
+        on_its_way = [*(live.under_way.entries if live.under_way is not None else ()), *live.entries]
+        for entry in reversed(on_its_way):
+            if entry.ledger is not None and entry.ledger.operation_id == operation:
+                return entry.ledger
+        return self._turns.store.effect(operation)
 
     def _prepare(self, flight: EffectFlight) -> None:
         if flight.is_over:
@@ -183,7 +198,7 @@ class Effects:
         """The row under the effect's name, or under a name that it had before."""
         spec = flight.spec
         for name in (spec.name, *spec.aliases):
-            found = self._turns.store.effect(self._operation_id(flight, name, revision))
+            found = self.row(flight.live, self._operation_id(flight, name, revision))
             if found is not None:
                 return found, name
         return None, spec.name
@@ -264,10 +279,11 @@ class Effects:
         flight.live.held += (flight.ask,)
 
     def _launch(self, flight: EffectFlight, attempt: int) -> None:
-        """The start is durable. Whoever cancelled it meanwhile is in time: nothing has left."""
+        """The start is durable. Whoever cancelled it meanwhile is in time: nothing has left. Unless an earlier attempt
+        may have happened: then sending it again is how to find out."""
         if flight.is_over or flight.entry.attempts != attempt:
             return
-        if flight.is_cancelled:
+        if flight.is_cancelled and not flight.standing.is_resent:
             entry = flight.entry.moved(Happening.NOT_DONE, now=self._turns.clock.now())
             flight.entry = entry
             self._give_up_cancelled(flight)
@@ -278,7 +294,7 @@ class Effects:
         """Another run was faster with an operation that both want: nothing of this append is written. All of it goes
         again, without that start, which is prepared again."""
         written, operation = live.landed(), outcome.entry.operation_id
-        mine = [f for f in live.flights.values() if isinstance(f, EffectFlight) and f.entry.operation_id == operation]
+        mine = [f for f in live.flights.values() if isinstance(f, EffectFlight) and f.is_about(operation)]
         entries = [entry for entry in written.entries if getattr(entry.event, "operation", "") != operation]
         then = tuple(then for then in written.then if not _is_launch_of(then, mine))
         live.take_back(msgspec.structs.replace(written, entries=entries, then=then))
@@ -300,7 +316,7 @@ class Effects:
         entry = flight.entry.moved(Happening.RETURNED, now=now)._replace(external_ref=reference)
         try:
             raw = flight.spec.result.dumps(value)
-        except EncodeError as error:
+        except Exception as error:  # an EncodeError, or what the value's own methods raise
             flight.entry = entry._replace(note=f"its result cannot be recorded: {error}")
             hint = f"{flight.ask.label} succeeded, and its result cannot be recorded: {error}"
             self.undecodable(flight, hint, flight.entry)
@@ -323,7 +339,7 @@ class Effects:
             problem.add_note(f"raised by Retry(on=) of {flight.spec.name}")
             failure, decision, error = Failure(Kind.FINAL, Sent.UNKNOWN, message_of(problem)), None, problem
         self.keep_reference(flight)
-        if failure.sent is Sent.UNKNOWN:
+        if failure.sent is Sent.UNKNOWN or (flight.standing.is_resent and not _is_about_key(failure)):
             why = f"{type(error).__name__}: {message_of(error)}"
             again = decision if isinstance(decision, Again) else None
             self._turns.doubts.lost(flight, why, again=again, wants_person=failure.kind is Kind.PERSON)
@@ -351,17 +367,26 @@ class Effects:
             live.deferred += (lambda: self.came_late(flight, number, value),)
             return
         said = flight.operations[number].reference if number in flight.operations else None
-        standing = live.execution.known.effects.get(flight.ask.key)
-        if standing is None:
-            self._note_second_answer(flight, number, said)
-        elif standing.state is EffectState.UNKNOWN and flight.entry.status is EffectState.UNKNOWN:
+        try:
+            entry = self.row(live, flight.entry.operation_id)
+        except StoreError:
+            self._loop.call_later(PUT_OFF_MICROSECONDS / MICROSECONDS, self.came_late, flight, number, value)
+            return
+        if entry is None:
+            return
+        if entry.status.is_final:
+            self._note_second_answer(flight, entry, number, said)
+        else:
+            current = live.flights.get(flight.ask.key)
+            flight = current if isinstance(current, EffectFlight) else flight
+            flight.entry = entry
             self._answered_late(flight, value, said)
 
     def _answered_late(self, flight: EffectFlight, value: Any, reference: str | None) -> None:
         try:
             raw = flight.spec.result.dumps(value)
-        except EncodeError:
-            return  # what became of it is asked for all the same, and its result by a person
+        except Exception:  # what became of it is asked for all the same, and its result by a person
+            return
         live, key = flight.live, flight.ask.key
         entry = flight.entry.moved(Happening.ANSWERED_LATE, now=self._turns.clock.now())
         flight.entry = entry._replace(external_ref=reference or entry.external_ref)
@@ -372,16 +397,18 @@ class Effects:
             live.change = self._turns.parking.change(live)
         self.succeed(flight, raw, "late", flight.entry)
 
-    def _note_second_answer(self, flight: EffectFlight, number: int, reference: str | None) -> None:
-        """Success twice, under two references: kept and shown, never in place of the first."""
-        ask, entry = flight.ask, flight.entry
-        if reference is None or reference in {entry.external_ref, *entry.references.split(" ")}:
+    def _note_second_answer(self, flight: EffectFlight, entry: LedgerEntry, number: int, reference: str | None) -> None:
+        """Success twice under two references, or of what was settled as failed: kept and shown, never in place of what
+        is recorded."""
+        is_known = reference is None or reference in {entry.external_ref, *entry.references.split(" ")}
+        if is_known and entry.status is EffectState.SUCCEEDED:
             return
-        others = f"{entry.references} {reference}".strip()
-        note = f"attempt {number} answered success too, under another reference: {reference}"
-        flight.entry = entry._replace(references=others, note=note, updated_at=self._turns.clock.now())
+        ask, others = flight.ask, f"{entry.references} {reference or ''}".strip()
+        under = f", under the reference {reference}" if reference else ""
+        note = f"attempt {number} answered success after all{under}"
+        row = entry._replace(references=others, note=note, updated_at=max(self._turns.clock.now(), entry.updated_at))
         event = e.EffectNoted(*ask.key, ask.name, ask.use, entry.operation_id, None, reference, note)
-        self.record(flight, event, flight.entry)
+        self.record(flight, event, row)
         log.error("run %s: %s: %s", flight.live.run_id, ask.label, note)
         self._turns.mark(flight.live)
 
@@ -422,7 +449,9 @@ class Effects:
         output = pack(raw, flight.live.execution.memo)
         event = e.EffectNotDone(
             *ask.key, ask.name, ask.use, output.digest, None, None, True, flight.entry.attempts,
-            )  # fmt: skip
+            flight.entry.started_at, retry_at, flight.standing.first_at, flight.entry.operation_id, ask.business_key,
+            counted,
+        )  # fmt: skip
         self.record(flight, event, flight.entry, output=output)
         self._turns.mark(flight.live)
         self.wait(flight, retry_at, self.send)
@@ -446,38 +475,54 @@ class Effects:
         """Nobody waits for this effect any more. Once it may have left it goes on until its outcome is known; until
         then the run cannot end."""
         flight = live.flights.get(ask.key)
+        if ask.key in live.execution.known.ended_effects or live.waits_for_person(ask.key):
+            return
         if isinstance(flight, EffectFlight):
             flight.is_cancelled = True
             if not flight.may_have_left:
                 self._give_up_cancelled(flight)
-        elif ask.key in live.execution.known.effects:
-            if not live.waits_for_person(ask.key):
-                self.start(live, ask)
-                self.cancel(live, ask)
+            return
+        flight = live.flights[ask.key] = EffectFlight(self, live, ask, self._turns.clock.now())
+        flight.is_cancelled = True
+        if ask.key in live.execution.known.effects:
+            self._turns.doubts.go_on(flight)
         else:
-            flight = EffectFlight(self, live, ask, self._turns.clock.now())
-            live.flights[ask.key] = flight
-            flight.is_cancelled = True
             self._give_up_cancelled(flight)
 
     def let_go(self, live: LiveRun, key: Key) -> None:
         """Hosted code that is over asked for this: a step is stopped; an effect that may have left is seen through."""
         flight = live.flights.get(key)
-        if isinstance(flight, EffectFlight) and flight.may_have_left:
-            flight.is_cancelled = True
-            live.execution.holding.add(key)
-        else:
+        if not isinstance(flight, EffectFlight) or key not in live.execution.known.effects:
             self.performer.cancel(live, key)
+            return
+        flight.is_cancelled = True
+        live.execution.holding.add(key)
+        if not flight.may_have_left:
+            self._give_up_cancelled(flight)
+
+    def give_up_orphan(self, live: LiveRun, key: Key, standing: Standing, entry: LedgerEntry) -> None:
+        """Nobody is left who could ask for another attempt; of those before it is proven that they did nothing."""
+        raw = dump_exception(RunCancelledError("whoever asked for it is gone"), ())
+        output = pack(raw, live.execution.memo)
+        event = e.EffectFailed(
+            *key, standing.name, key[1] + 1, output=output.digest, attempt=standing.attempt,
+            operation=standing.operation, business_key=entry.business_key, how="cancelled",
+        )  # fmt: skip
+        row = entry.moved(Happening.GIVEN_UP, now=self._turns.clock.now(), note="whoever asked for it is gone")
+        live.has_effects = live.has_sections = True
+        live.execution.known.note_effect(event, live.last_at)
+        live.entries.append(Entry(event, None, output, raw, True, ledger=row))
 
     def _give_up_cancelled(self, flight: EffectFlight) -> None:
         raw = dump_exception(RunCancelledError("the call was cancelled before anything was sent"), ())
         if not hasattr(flight, "entry"):
             self._fail_unprepared(flight, raw)
             return
-        entry = flight.entry
-        if entry.status is EffectState.FAILED_RETRYABLE:
-            entry = entry.moved(Happening.GIVEN_UP, now=self._turns.clock.now(), note="cancelled by the workflow")
-        self.fail(flight, raw, "cancelled", entry if entry.status is EffectState.FAILED_FINAL else None)
+        if flight.ask.key not in flight.live.execution.known.effects:  # the row that it waited for is another call's
+            self.fail(flight, raw, "cancelled", None)
+            return
+        now, why = self._turns.clock.now(), "cancelled by the workflow"
+        self.fail(flight, raw, "cancelled", flight.entry.moved(Happening.GIVEN_UP, now=now, note=why))
 
     def _fail_unprepared(self, flight: EffectFlight, raw: bytes) -> None:
         call = Call(flight.live.rid, "", b"")
@@ -538,7 +583,15 @@ class Effects:
             if live.is_in_turn:
                 live.deferred += (note,)
                 return
-            entry = flight.entry = flight.entry._replace(external_request_id=request_id)
+            try:
+                entry = self.row(live, flight.entry.operation_id)
+            except StoreError as error:
+                is_durable.set_exception(error)
+                return
+            if entry is None or entry.status.is_final:
+                tell()
+                return
+            entry = flight.entry = entry._replace(external_request_id=request_id)
             noted = f"request id {request_id}"
             event = e.EffectNoted(*ask.key, ask.name, ask.use, entry.operation_id, request_id, None, noted)
             self.record(flight, event, entry)
@@ -582,6 +635,12 @@ def _reference(flight: EffectFlight) -> str | None:
     operation = flight.operations.get(flight.number)
     said = None if operation is None else operation.reference
     return flight.entry.external_ref if said is None else str(said)
+
+
+def _is_about_key(failure: Failure) -> bool:
+    """Whether a refusal is the other side's answer to everything that was sent under this key. That it is too busy, or
+    that nothing left this time, says nothing about the attempts before."""
+    return failure.sent is Sent.REFUSED and failure.kind is Kind.FINAL
 
 
 def _is_launch_of(then: Callable[[], None], flights: list[EffectFlight]) -> bool:

@@ -30,7 +30,8 @@ class EndingLetter(msgspec.Struct, frozen=True):
 
 
 class ControlLetter(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of cancel, pause, resume and unblock. `call`: the label of the call that an unblock is about."""
+    """The body of cancel, pause, resume and unblock. `call`: the label of the call that an unblock is about. `attempt`:
+    the last one of the effect when whoever settles it looked; a later one is another doubt. 0: did not look."""
 
     reason: str = ""
     by: str = ""
@@ -39,6 +40,7 @@ class ControlLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     value: str | None = None
     call: str = ""
     reference: str | None = None
+    attempt: int = 0
 
 
 class ChildKey(msgspec.Struct, frozen=True, array_like=True):

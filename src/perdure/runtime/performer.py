@@ -24,7 +24,7 @@ from perdure.engine.calls import Attempts, StepAsk
 from perdure.errors import EncodeError, StepTimeoutError, UsageError
 from perdure.history import events as e
 from perdure.http.classify import classify
-from perdure.runtime.attempt import ATTEMPT, JOURNAL, Attempt
+from perdure.runtime.attempt import ATTEMPT, JOURNAL, NUMBER, Attempt
 from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.retrying import Again, next_attempt
 from perdure.runtime.threads import DaemonThreads
@@ -193,6 +193,7 @@ class Performer:
         try:
             args, kwargs = ask.spec.arguments.loads(ask.input)
             ATTEMPT.set(flight)
+            NUMBER.set(number)
             if not self.may_begin():
                 raise _NotNow
             value = await ask.spec.function(*args, **kwargs)
@@ -217,6 +218,7 @@ class Performer:
         try:
             args, kwargs = ask.spec.arguments.loads(ask.input)
             ATTEMPT.set(flight)
+            NUMBER.set(number)
             inside = contextvars.copy_context()
             value = await self._loop.run_in_executor(
                 self._threads, lambda: inside.run(_called, self.may_begin, ask.spec.function, args, kwargs)

@@ -37,9 +37,11 @@ class Settling:
     def settle(self, live: LiveRun, blocked: e.RunBlocked, key: Key, letter: Any, value: bytes) -> str | None:
         """A person says what became of an effect, or what its result was. None, or why that cannot be."""
         standing = live.execution.known.effects.get(key)
-        entry = None if standing is None else self._turns.store.effect(standing.operation)
+        entry = None if standing is None else self._turns.effects.row(live, standing.operation)
         if standing is None or entry is None:
             return "this call is no effect in doubt"
+        if letter.attempt not in {0, entry.attempts}:
+            return f"the decision was about attempt {letter.attempt}; attempt {entry.attempts} was sent meanwhile"
         now = max(self._turns.clock.now(), live.last_at)
         told = f"settled by {letter.by or 'a person'}" + (f": {letter.reason}" if letter.reason else "")
         happening = SETTLED.get(letter.choice)

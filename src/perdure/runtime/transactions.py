@@ -40,7 +40,7 @@ class Transaction:
     def __init__(self, flight: EffectFlight, connection: Any) -> None:
         self._flight = flight
         self.connection = connection
-        self.operation: Operation = flight.operation_of(None)
+        self.operation: Operation = flight.operation_of(None, flight.entry.attempts)
 
     def attempt(self) -> Attempt:
         """What the body can ask about itself."""

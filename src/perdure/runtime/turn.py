@@ -540,6 +540,7 @@ class Turns:
         elif isinstance(ask, SectionAsk):
             self.children.tell(live, self.sections.children_left(live, ask.key))
             self.sections.cancel(live, ask.key)
+            self.doubts.adopt_orphans(live)
         else:
             self.children.tell(live, [ask.run_id])
         task, n = ask.key

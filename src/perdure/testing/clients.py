@@ -9,23 +9,30 @@ from typing import Any
 
 import msgspec
 
+from perdure.ledger import EffectState, LedgerEntry
 from perdure.runtime import load, mail
-from perdure.store.protocol import Done, Letter, Status, Store
+from perdure.store.protocol import Done, EffectFilter, Letter, Status, Store
 from perdure.testing import programs as p
 from perdure.testing import workflows
 from perdure.testing.clock import FakeClock
+from perdure.testing.outside import Outside
 from perdure.testing.process import Process
 from perdure.testing.witness import Witness
 
 SERVED_EVERY_MS = 300
+UNSETTLED = frozenset({EffectState.UNKNOWN, EffectState.SUCCEEDED})
 
 
 class Clients:
     """Everybody who speaks to the runs. Their own calls to the store never fail."""
 
-    def __init__(self, program: p.Program, store: Store, clock: FakeClock, rng: Random, witness: Witness) -> None:
+    def __init__(
+        self, program: p.Program, store: Store, clock: FakeClock, rng: Random, witness: Witness,
+        outside: Outside,
+    ) -> None:  # fmt: skip
         self._program, self._store, self._clock = program, store, clock
         self._rng, self._witness = rng, witness
+        self._outside = outside
         self._messages = 0
         self.starting = 0
         self.tells_messages = True
@@ -84,8 +91,25 @@ class Clients:
         """A person looks at what is blocked, and decides somehow."""
         info = self._store.find(run_id)
         if info is not None and info.status is Status.BLOCKED:
+            if unsettled := self._unsettled(info.rid):
+                self._settle(run_id, self._rng.choice(unsettled))
+                return
             choice = self._rng.choice(("retry", "value", "fail"))
             self._control(run_id, "unblock", choice=choice, value="7" if choice == "value" else None)
+
+    def _unsettled(self, rid: int) -> list[LedgerEntry]:
+        """The effects of a run that somebody may be asked about."""
+        entries = self._store.effects(EffectFilter(rid=rid, status=UNSETTLED))
+        return [entry for entry in entries if entry.status is EffectState.UNKNOWN or entry.result is None]
+
+    def _settle(self, run_id: str, entry: LedgerEntry) -> None:
+        """A person looks into the books outside, and says what is so."""
+        value = str(self._outside.results.get(entry.operation_id))
+        if self._outside.done[entry.operation_id]:
+            choice = {"choice": "succeeded", "value": value, "reference": "by a person"}
+        else:
+            choice = {"choice": self._rng.choice(("failed", "retry"))}
+        self._control(run_id, "unblock", call=entry.label, by="ann", attempt=entry.attempts, **choice)
 
     # ── what happens in the end ──────────────────────────────────────────────────────────────
     def serve(self) -> None:
@@ -96,6 +120,8 @@ class Clients:
             if info is not None and info.reason == "paused":
                 self._control(run_id, "resume")
             elif info is not None and info.status is Status.BLOCKED:
+                for entry in self._unsettled(info.rid):
+                    self._settle(run_id, entry)
                 self._control(run_id, "unblock", choice="retry")
             for name in p.MESSAGES:
                 self._send(run_id, name)

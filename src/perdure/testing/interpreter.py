@@ -31,6 +31,7 @@ class Offer(Protocol):
 
     def step(self, node: p.Step, digest: int, chapter: int) -> Awaitable[int]: ...
     def long_step(self, node: p.Step, digest: int, chapter: int, talk: list[str]) -> Awaitable[list[str]]: ...
+    def effect(self, node: p.Effect, digest: int, chapter: int) -> Awaitable[int]: ...
     def sleep(self, seconds: float) -> Awaitable[None]: ...
     def receive(self, message: str, within: float | None) -> Awaitable[int]: ...
     def child(self, node: p.Node, digest: int) -> Awaitable[int]: ...
@@ -124,6 +125,11 @@ async def _step(node: p.Step, trace: Trace) -> int:
         return await trace.offer.step(node, trace.digest, trace.chapter)
     trace.talk = await trace.offer.long_step(node, trace.digest, trace.chapter, trace.talk)
     return fold(trace.talk)
+
+
+async def _effect(node: p.Effect, trace: Trace) -> int:
+    trace.see(node, "asks")
+    return await trace.offer.effect(node, trace.digest, trace.chapter)
 
 
 async def _sleep(node: p.Sleep, trace: Trace) -> int:
@@ -361,6 +367,7 @@ async def _generator(node: p.Generator, trace: Trace) -> int:
 
 _EVALUATE: dict[type[p.Node], Callable[[Any, Trace], Awaitable[int]]] = {
     p.Step: _step,
+    p.Effect: _effect,
     p.Sleep: _sleep,
     p.Receive: _receive,
     p.Look: _look,

@@ -282,6 +282,9 @@ class Model:
     def long_step(self, node: p.Step, digest: int, chapter: int, talk: list[str]) -> Awaitable[list[str]]:
         return self._call(Asked(node.number, digest))
 
+    def effect(self, node: p.Effect, digest: int, chapter: int) -> Awaitable[int]:
+        return self._call(Asked(node.number, digest))
+
     async def sleep(self, seconds: float) -> None:
         self._refuse_when_closing()
         future: asyncio.Future[None] = self.loop.create_future()

@@ -17,6 +17,7 @@ from perdure.history.chain import GENESIS, link
 from perdure.runtime.load import Past
 from perdure.store.protocol import Row, RunInfo, Status, Stored
 from perdure.testing import workflows
+from perdure.testing.accounts import check_accounts
 from perdure.testing.certain import certain
 from perdure.testing.interpreter import Seen, Trace
 from perdure.testing.model import Model
@@ -33,6 +34,7 @@ ENDINGS: dict[type[e.Event], Status] = {
 
 def judge(simulator: Simulator) -> None:
     """Look at every run; what is wrong is told as problems of the simulator."""
+    check_accounts(simulator.store, simulator.outside, list(simulator.witness.runs), simulator.witness.problem)
     observed = list(simulator.witness.traces)
     for rid in simulator.witness.runs:
         _Judge(simulator, simulator.store.load(rid, from_seq=0), observed).judge()

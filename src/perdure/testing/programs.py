@@ -42,6 +42,17 @@ class Step(Node):
 
 
 @dataclass(frozen=True, slots=True)
+class Effect(Node):
+    """An effect on the world outside. `key`: its business key, which others may have too."""
+
+    kind: Literal["idempotent", "can_look_up", "no_guarantee"]
+    scope: Literal["run", "global"]
+    key: int
+    ms: int
+    is_threaded: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Sleep(Node):
     ms: int
     is_durable: bool
@@ -219,6 +230,15 @@ class Program:
     def has_lazy(self) -> bool:
         return any(isinstance(node, Step) and node.which == "lazy" for node in self.nodes)
 
+    @property
+    def has_effects(self) -> bool:
+        return any(isinstance(node, Effect) for node in self.nodes)
+
+    @property
+    def has_global_effects(self) -> bool:
+        """Whether a run may have to wait in memory for another one, which then has to find room there."""
+        return any(isinstance(node, Effect) and node.scope == "global" for node in self.nodes)
+
 
 def kids_of(node: Node) -> Iterator[tuple[str, Node]]:
     """The nodes right under a node, with what they are to it."""
@@ -275,6 +295,8 @@ class Author:
         self._left = self._rng.choice((4, 8, 12, 20, NODES_MAX))
         self._children = 0
         self._next = 0
+        self._effects = Random(f"effects {seed}")
+        self._has_effects = self._effects.random() < 0.3
 
     def program(self) -> Program:
         root = self._node(0)
@@ -315,6 +337,18 @@ class Author:
         return self._keep(self._rng.choices(_LEAVES, _LEAF_WEIGHTS)[0](self, self._number()))
 
     def step(self, number: int) -> Node:
+        step = self._step(number)
+        return self._effect(number, step.ms) if self._has_effects and self._effects.random() < 0.6 else step
+
+    def _effect(self, number: int, ms: int) -> Effect:
+        """In place of a step. Its luck is its own, so that programs without effects are what they were."""
+        rng = self._effects
+        kind = rng.choice(("idempotent", "can_look_up", "no_guarantee"))
+        scope = "global" if rng.random() < 0.3 else "run"
+        key = rng.choice((1001, 1002)) if rng.random() < 0.3 else number
+        return Effect(number, kind, scope, key, ms, rng.random() < 0.2)  # type: ignore[arg-type]
+
+    def _step(self, number: int) -> Step:
         rng = self._rng
         which = rng.choices(("plain", "threaded", "lazy", "short", "long"), (60, 12, 12, 8, 6))[0]
         fails = rng.choice((1, 1, 2)) if self._chance(0.15) else 0

@@ -20,6 +20,7 @@ from perdure.engine import exact
 from perdure.engine.execution import Execution
 from perdure.errors import StoreError
 from perdure.runtime.host import Options
+from perdure.runtime.operation import Operation
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Store
 from perdure.testing import programs as p
@@ -29,6 +30,7 @@ from perdure.testing.clock import FakeClock
 from perdure.testing.faults import HORIZON_MS, Faults, FaultyStore, Plan, make_plan
 from perdure.testing.interpreter import Trace
 from perdure.testing.oracle import judge
+from perdure.testing.outside import Outside, Send
 from perdure.testing.process import Process, SimulatedLease
 from perdure.testing.witness import Witness
 
@@ -68,7 +70,8 @@ class Simulator:
         self._open_store = open_store or _shared_memory(self.clock)
         self.store = self._open_store(self.clock)
         self.witness = Witness(self.program, self.store, self.clock)
-        self.clients = Clients(self.program, self.store, self.clock, self._rng, self.witness)
+        self.outside = Outside(Random(f"outside {seed}"), is_kind=self.plan == Plan(self.plan.workers))
+        self.clients = Clients(self.program, self.store, self.clock, self._rng, self.witness, self.outside)
         self.processes: list[Process] = []
         self._faults = Faults(self.plan, self._rng, self.witness.note)
         self._hiccups = 0.0
@@ -112,7 +115,18 @@ class Simulator:
         if details not in (None, *([node, number] for number in range(1, workflows.RETRY.max_attempts + 1))):
             self.witness.problem(f"an attempt of {label} reads {details!r} of earlier ones")
 
-    def takes(self, node: p.Step) -> float:
+    def sent(self, operation: Operation, node: p.Effect, request: tuple[int, int, int], process: Any) -> Send:
+        live = next((live for live in process.host.turns.live.values() if live.run_id == operation.run_id), None)
+        is_straggler = self.witness.sending(operation, live, process)
+        value = workflows.value_of(self.program, node.number)
+        send = self.outside.arrived(
+            operation.id, operation.attempt, request, node.kind, value, is_straggler=is_straggler
+        )
+        told = " by a straggler" if is_straggler else ""
+        self.witness.note(f"outside: {operation.id[:6]} attempt {send.attempt} {send.fate}{told}", process)
+        return send
+
+    def takes(self, node: p.Step | p.Effect) -> float:
         return node.ms * self._rng.choice((0.5, 1, 1, 1, 3)) / 1000
 
     def step_began(self, body: workflows.Body) -> None:
@@ -145,7 +159,7 @@ class Simulator:
         options = Options(
             lease_seconds=LEASE_SECONDS,
             evict_after_seconds=self.plan.evict_after_ms / 1000,
-            runs_max=self.plan.runs_max,
+            runs_max=1_000 if self.program.has_global_effects else self.plan.runs_max,
             steps_max=self.plan.steps_max,
             retry_after_death_seconds=self.plan.retry_after_death,
             provided={workflows.Process: process},
@@ -233,6 +247,7 @@ class Simulator:
     def _be_kind(self) -> None:
         self.witness.note("from here on nothing goes wrong")
         self._faults.are_on = False
+        self.outside.is_kind = True
         for process in self._up():
             self._go_on(process)
         self.clients.serve()

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 from perdure.clock import MICROSECONDS
 from perdure.engine.execution import Execution
 from perdure.history import events as e
+from perdure.ledger import EffectState
 from perdure.runtime.live import LiveRun
+from perdure.runtime.operation import Operation
 from perdure.store.protocol import Append, Change, Done, NewRun, Outcome, RunInfo, Status, Store, Write
 from perdure.testing import programs as p
 from perdure.testing.clock import FakeClock
@@ -19,6 +21,10 @@ from perdure.testing.workflows import Body
 
 Call = tuple[str, int, str]
 """A step in a run: the run's id, the chapter, the call's label."""
+
+
+FOR_PERSONS = frozenset({"needs_person", "unknown_effect", "undecodable"})
+"""What a run may be blocked for here."""
 
 
 class Actor(Protocol):
@@ -96,6 +102,16 @@ class Witness:
         if is_firm and self._digests.setdefault(call, body.digest) != body.digest:
             self.problem(f"{name} was asked for on other grounds than before: something unrecorded reached the code")
 
+    def sending(self, operation: Operation, live: LiveRun | None, who: Actor) -> bool:
+        """A request is about to arrive outside: that it was to be sent must be durable. Whether it is a straggler's:
+        its run is another worker's by now, or its attempt was given up."""
+        row = self._store.effect(operation.id)
+        if row is None or row.attempts < operation.attempt:
+            self.problem(f"{operation} was sent by {who.name}, and that it was to be is not recorded: {row}")
+            return True
+        is_under_way = row.status is EffectState.STARTED and row.attempts == operation.attempt
+        return live is None or self.info(live.rid).epoch != live.epoch or not is_under_way
+
     def is_decided(self, run_id: str) -> bool:
         """Whether a person has said that a step of this run is to be tried again."""
         return self._decisions[run_id] > 0
@@ -150,7 +166,7 @@ class Witness:
             self.note(f"{run_id} is released, due {self.due(change.due_at)}", who)
         if change.status is not None and change.status.is_final:
             self.ended.add(rid)
-        if change.status is Status.BLOCKED and change.reason == "needs_person":
+        if change.status is Status.BLOCKED and change.reason in FOR_PERSONS:
             self.on_blocked(run_id)
         elif change.status is Status.BLOCKED and change.reason != "crash_loop":
             self.problem(f"{run_id} is blocked ({change.reason}): {change.hint}")

@@ -8,11 +8,24 @@ from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 import perdure
-from perdure import Retry, step, workflow
+from perdure import (
+    CanLookUp,
+    Found,
+    Idempotent,
+    NoGuarantee,
+    NotFound,
+    Operation,
+    Retry,
+    Unsure,
+    effect,
+    step,
+    workflow,
+)
 from perdure.api.calls import execution_here
 from perdure.engine.execution import Execution
 from perdure.testing import programs as p
 from perdure.testing.interpreter import ChildHandle, OddError, Trace, evaluate, fold
+from perdure.testing.outside import Outside, Send
 
 RETRY = Retry(max_attempts=3, first_delay=0.02, jitter=0)
 SHORT_SECONDS = 0.1
@@ -24,6 +37,11 @@ class Stage(Protocol):
     """Where a program is performed: who watches it, and how long its steps take."""
 
     program: p.Program
+    outside: Outside
+
+    def sent(self, operation: Operation, node: p.Effect, request: tuple[int, int, int], process: object) -> Send:
+        """A request of an effect arrives outside."""
+        ...
 
     def began(self, trace: Trace, execution: Execution) -> None:
         """A run's code begins, for the first time or again."""
@@ -41,7 +59,7 @@ class Stage(Protocol):
         """What an attempt reads of the heartbeats of those before it."""
         ...
 
-    def takes(self, node: p.Step) -> float:
+    def takes(self, node: p.Step | p.Effect) -> float:
         """How many seconds the body takes this time."""
         ...
 
@@ -139,6 +157,105 @@ async def long_step(node: int, digest: int, chapter: int, talk: list[str]) -> li
     return [*talk, f"{value} {MESSAGE}"]
 
 
+# ── effects ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _effect_node(node: int) -> p.Effect:
+    it = on_stage().program.nodes[node]
+    assert isinstance(it, p.Effect)
+    return it
+
+
+def _send(node: int, digest: int, chapter: int) -> Send:
+    operation = perdure.operation()
+    send = on_stage().sent(operation, _effect_node(node), (node, digest, chapter), perdure.use(Process))
+    operation.reference = f"ref of attempt {operation.attempt}"
+    return send
+
+
+def _answer(send: Send) -> Any:
+    match send.fate:
+        case "lost" | "dropped":
+            raise ConnectionResetError("the connection went away")
+        case "refused":
+            raise perdure.Final("refused")
+        case "busy":
+            raise perdure.Retryable("too busy")
+        case "doubt":
+            raise perdure.InDoubt("an answer that is none")
+        case "person":
+            raise perdure.NeedsPerson("look into their books")
+        case "odd":
+            return object()
+        case _:
+            return on_stage().outside.results[send.operation]
+
+
+async def _perform_effect(node: int, digest: int, chapter: int) -> int:
+    it = _effect_node(node)
+    await asyncio.sleep(on_stage().takes(it) / 4)
+    send = _send(node, digest, chapter)
+    await asyncio.sleep(1.0 if send.fate == "late" else it.ms / 4000)
+    return _answer(send)  # type: ignore[no-any-return]
+
+
+def _perform_threaded(node: int, digest: int, chapter: int) -> int:
+    return _answer(_send(node, digest, chapter))  # type: ignore[no-any-return]
+
+
+def _key(node: int, digest: int, chapter: int) -> int:
+    return _effect_node(node).key
+
+
+async def _look_up(operation: Operation) -> Found[int] | NotFound | Unsure:
+    outside = on_stage().outside
+    await asyncio.sleep(0.001)
+    match outside.look_up(operation.id):
+        case "found":
+            return Found(outside.results[operation.id])
+        case "not_found":
+            return NotFound()
+        case "unsure":
+            return Unsure("ask again later")
+        case "raises":
+            raise ConnectionError("nobody there")
+
+
+EFFECT_RETRY = Retry(max_attempts=2, first_delay=0.02, jitter=0)
+EFFECT_SECONDS = 0.1
+THREADED_EFFECT_SECONDS = 0.03
+SETTLE_AFTER_SECONDS = 0.05
+DOWNSTREAMS: dict[str, Any] = {
+    "idempotent": Idempotent(),
+    "can_look_up": CanLookUp(settle_after=SETTLE_AFTER_SECONDS),
+    "no_guarantee": NoGuarantee(),
+}
+
+
+def _declared(kind: str, scope: Any, *, is_threaded: bool) -> Any:
+    timeout = THREADED_EFFECT_SECONDS if is_threaded else EFFECT_SECONDS
+    name = f"{kind}_{scope}{'_threaded' * is_threaded}"
+    declare = effect(downstream=DOWNSTREAMS[kind], scope=scope, retry=EFFECT_RETRY, timeout=timeout, name=name)
+    declared: Any = declare(_perform_threaded) if is_threaded else declare(_perform_effect)
+    declared.key(_key)
+    if kind == "can_look_up":
+        declared.lookup(_look_up)
+    return declared
+
+
+EFFECTS: dict[tuple[str, str, bool], Any] = {
+    (kind, scope, is_threaded): _declared(kind, scope, is_threaded=is_threaded)
+    for kind in DOWNSTREAMS
+    for scope in ("run", "global")
+    for is_threaded in (False, True)
+}
+
+
+def call_of_effect(node: p.Effect, digest: int, chapter: int) -> Awaitable[int]:
+    call: Awaitable[int] = EFFECTS[node.kind, node.scope, node.is_threaded].call(node.number, digest, chapter)
+    return call
+
+
 STEPS: dict[str, Any] = {"plain": plain, "lazy": lazy, "short": short, "threaded": threaded}
 
 
@@ -152,6 +269,8 @@ async def foreign_code(node: int, chapter: int) -> int:
 async def _call_of(kid: p.Node, chapter: int) -> int:
     if isinstance(kid, p.Child):
         return await simulated.call(kid.kid.number, 0)
+    if isinstance(kid, p.Effect):
+        return await call_of_effect(kid, 0, chapter)
     assert isinstance(kid, p.Step)
     value: int = await STEPS.get(kid.which, plain).call(kid.number, 0, chapter)
     return value
@@ -173,6 +292,9 @@ class Durable:
 
     def long_step(self, node: p.Step, digest: int, chapter: int, talk: list[str]) -> Awaitable[list[str]]:
         return long_step(node.number, digest, chapter, talk)
+
+    def effect(self, node: p.Effect, digest: int, chapter: int) -> Awaitable[int]:
+        return call_of_effect(node, digest, chapter)
 
     def sleep(self, seconds: float) -> Awaitable[None]:
         return perdure.sleep(seconds)

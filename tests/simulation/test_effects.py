@@ -1,0 +1,156 @@
+"""Random programs with effects: whatever goes wrong, the world's books, the ledger and the histories agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perdure.ledger import NothingHappened, doubt
+from perdure.runtime import doubts
+from perdure.runtime.effects import Effects
+from perdure.testing import programs as p
+from perdure.testing.faults import Plan
+from perdure.testing.outside import FATES
+from perdure.testing.simulator import SimulationFailed, Simulator
+
+SEEDS = [seed for seed in range(400) if p.write_program(seed).has_effects]
+
+def pays(kind: str, *, ms: int = 20, scope: str = "run", key: int = 7, is_threaded: bool = False) -> p.Effect:
+    return p.Effect(0, kind, scope, key, ms, is_threaded)  # type: ignore[arg-type]
+
+
+def cautious(node: p.Node) -> p.Try:
+    return p.Try(0, node, p.Look(0, "state"), None)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_schedule_breaks_a_promise_about_effects(seed: int) -> None:
+    Simulator(seed).run()
+
+
+def test_everything_that_can_become_of_a_request_did() -> None:
+    met, stragglers = set[str](), 0
+    for seed in SEEDS[:60]:
+        simulator = Simulator(seed).run()
+        met |= {send.fate for send in simulator.outside.sends}
+        stragglers += sum(send.is_straggler for send in simulator.outside.sends)
+    assert met == set(FATES)
+    assert stragglers, "a request that was frozen on its way has arrived"
+
+
+# ── schedules that broke a promise once ─────────────────────────────────────────────────────
+
+FOUND: dict[str, tuple[p.Node, Plan]] = {
+    "an effect that may have happened is cancelled between its resend's record and its sending": (
+        p.Cancel(0, pays("idempotent", ms=60), p.Sleep(0, 100, True)),
+        Plan(workers=1, kills=2, write_kills=0.1),
+    ),
+    "it is busy when it is sent again, and the attempt before may have happened": (
+        cautious(pays("idempotent")),
+        Plan(workers=1, kills=1),
+    ),
+    "one key twice at once": (
+        p.Gather(0, (pays("no_guarantee"), pays("no_guarantee")), True),
+        Plan(workers=2, kills=1, pauses=1),
+    ),
+    "the workflow is over, and a section that it cancelled has an effect under way": (
+        p.Timeout(0, 20, p.Foreign(0, (pays("can_look_up", ms=150), pays("idempotent", key=8, ms=60))), False),
+        Plan(workers=1, kills=2, cancels=1),
+    ),
+    "a person wants another attempt of a run that is just being loaded": (
+        p.Gather(0, (cautious(pays("no_guarantee")), cautious(pays("idempotent", key=8, is_threaded=True))), True),
+        Plan(workers=2, kills=3, pauses=2, evictions=6, evict_after_ms=0),
+    ),
+    "the answer of a thread comes after a person has decided": (
+        cautious(pays("no_guarantee", is_threaded=True)),
+        Plan(workers=1, pauses=1, messages=0, slow=0.5),
+    ),
+    "two runs, one global id": (
+        p.Sequence(0, (cautious(pays("can_look_up", scope="global", ms=60)), p.Sleep(0, 20, True))),
+        Plan(workers=2, runs=3, kills=2, pauses=1, evictions=2, cancels=1),
+    ),
+    "the ledger cannot be read when a late answer comes": (
+        cautious(pays("can_look_up", is_threaded=True)),
+        Plan(workers=1, read_fails=0.2, messages=0),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_a_schedule_that_broke_a_promise_once(what: str) -> None:
+    root, plan = FOUND[what]
+    for seed in range(60):
+        Simulator(seed, program=p.program_of(root), plan=plan).run()
+
+
+# ── it finds what is broken ─────────────────────────────────────────────────────────────────
+
+
+def found(root: p.Node, plan: Plan, seeds: int = 200) -> str:
+    """What is found first."""
+    for seed in range(seeds):
+        try:
+            Simulator(seed, program=p.program_of(root), plan=plan).run()
+        except SimulationFailed as failed:
+            return "\n".join(failed.problems)
+    return "nothing"
+
+
+UNKIND = Plan(workers=2, kills=2, pauses=1, write_kills=0.05)
+
+
+def test_it_finds_a_blind_resend(monkeypatch: pytest.MonkeyPatch) -> None:
+    def blind(it: doubt.Doubt, now: int) -> Any:
+        return NothingHappened() if it.downstream == "no_guarantee" else doubt.next_move(it, now)
+
+    monkeypatch.setattr(doubts, "next_move", blind)
+    assert "look-ups" in found(cautious(pays("no_guarantee")), UNKIND)
+
+
+def test_it_finds_a_not_found_that_is_believed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def credulous(it: doubt.Doubt, now: int) -> Any:
+        is_told = any(look.answer == "not_found" for look in it.looks)
+        return NothingHappened() if is_told else doubt.next_move(it, now)
+
+    monkeypatch.setattr(doubts, "next_move", credulous)
+    assert "1 look-ups" in found(cautious(pays("can_look_up")), UNKIND)
+
+
+def test_it_finds_a_not_found_that_is_believed_after_a_suspicion(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trusting(it: doubt.Doubt, now: int) -> Any:
+        return doubt.next_move(it._replace(is_suspicion=False), now)
+
+    monkeypatch.setattr(doubts, "next_move", trusting)
+    plan = Plan(workers=2, pauses=4)
+    assert "by suspicion True" in found(cautious(pays("can_look_up", ms=150)), plan, seeds=400)
+
+
+def test_it_finds_a_send_that_is_not_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Effects.send
+
+    def hasty(effects: Effects, flight: Any) -> None:
+        right(effects, flight)
+        if not (flight.is_over or flight.airborne):
+            effects.performer.enqueue(flight)
+
+    monkeypatch.setattr(Effects, "send", hasty)
+    assert found(pays("idempotent"), UNKIND) != "nothing"
+
+
+def test_it_finds_a_doubt_that_is_called_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hopeless(it: doubt.Doubt, now: int) -> Any:
+        return NothingHappened()
+
+    monkeypatch.setattr(doubts, "next_move", hopeless)
+    problems = found(cautious(pays("can_look_up")), UNKIND)
+    assert "0 look-ups" in problems or "is called failed, and the world did it" in problems
+
+
+def test_it_finds_what_is_never_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(effects: Effects, live: Any, ask: Any) -> None:
+        live.execution.holding.discard(ask.key)
+
+    monkeypatch.setattr(Effects, "cancel", silent)
+    root = p.Cancel(0, pays("no_guarantee", ms=150), p.Sleep(0, 20, True))
+    assert found(root, Plan(workers=1)) != "nothing"
