@@ -202,3 +202,37 @@ def test_a_service_ends_when_the_process_that_started_it_is_killed(tmp_path: Pat
             break
         except ConnectionResetError:
             continue
+
+
+# ── the payments service ────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def payments(tmp_path: Path) -> Iterator[Service]:
+    with service("payments", tmp_path) as running:
+        yield running
+
+
+def pay(payments: Service, route: str, cents: object = 100, **headers: str) -> Answer:
+    body = {"claim": "c-1", "cents": cents, "reference": "our-1"}
+    return send("POST", f"{payments.url}/{route}", body, **headers)
+
+
+def test_each_route_gives_what_it_says(payments: Service) -> None:
+    first = {"id": 1, "route": "charges", "claim": "c-1", "cents": 100}
+    assert pay(payments, "charges", Idempotency_Key="k") == (201, first)
+    assert pay(payments, "charges", Idempotency_Key="k") == (200, first)
+    assert pay(payments, "charges", 200, Idempotency_Key="k")[0] == 409
+    for route in ("transfers", "transfers", "payouts", "payouts"):
+        assert pay(payments, route)[0] == 201
+    _, books = send("GET", f"{payments.url}/payments")
+    assert [payment["route"] for payment in books["payments"]] == ["charges", *["transfers"] * 2, *["payouts"] * 2]
+    _, found = send("GET", f"{payments.url}/transfers?reference=our-1")
+    assert len(found["payments"]) == 2
+    assert send("GET", f"{payments.url}/transfers?reference=other")[1] == {"payments": []}
+
+
+@pytest.mark.parametrize("cents", [0, -1, 1.5, "100", True, None])
+def test_what_is_no_amount_is_refused(payments: Service, cents: object) -> None:
+    assert pay(payments, "payouts", cents)[0] == 400
+    assert send("GET", f"{payments.url}/payments")[1] == {"payments": []}

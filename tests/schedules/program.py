@@ -9,13 +9,27 @@ import signal
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
 import perdure
-from perdure import Retry, Runtime, StepError, step, workflow
+from perdure import (
+    CanLookUp,
+    Found,
+    Idempotent,
+    NoGuarantee,
+    NotFound,
+    Operation,
+    Retry,
+    Runtime,
+    StepError,
+    effect,
+    step,
+    workflow,
+)
 
 QUICK = Retry(max_attempts=4, first_delay=0.001, max_delay=0.01)
 DEATHS_FORGIVEN_AFTER = (0.0, 0.05, 0.1)
@@ -229,6 +243,68 @@ async def everything(chapter: int, seen: list[str]) -> list[str]:
     return seen
 
 
+# ── effects: a payments service in a process of its own ─────────────────────────────────────
+
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def ask_payments(method: str, path: str, body: dict[str, Any] | None = None, **headers: str) -> dict[str, Any]:
+    raw = None if body is None else msgspec.json.encode(body)
+    request = urllib.request.Request(os.environ["PAYMENTS"] + path, method=method, data=raw)
+    for name, value in headers.items():
+        request.add_header(name.replace("_", "-"), value)
+    with DIRECT.open(request, timeout=30) as response:
+        answer: dict[str, Any] = msgspec.json.decode(response.read())
+    return answer
+
+
+def send_payment(path: str, body: dict[str, Any], **headers: str) -> int:
+    did(f"sends {path} attempt {perdure.operation().attempt}")
+    if os.environ.get("DIES") == "before" and os.environ["LIFE"] == "1":
+        die()
+    number: int = ask_payments("POST", path, body, **headers)["id"]
+    perdure.operation().reference = f"payment {number}"
+    return number
+
+
+@effect(downstream=Idempotent(), timeout=60)
+def charge(claim: str, cents: int) -> int:
+    key = perdure.operation().id
+    return send_payment("/charges", {"claim": claim, "cents": cents}, Idempotency_Key=key)
+
+
+@effect(downstream=CanLookUp(settle_after=0.2), timeout=60)
+def transfer(claim: str, cents: int) -> int:
+    return send_payment("/transfers", {"claim": claim, "cents": cents, "reference": perdure.operation().id})
+
+
+@effect(downstream=NoGuarantee(), timeout=60)
+def payout(claim: str, cents: int) -> int:
+    return send_payment("/payouts", {"claim": claim, "cents": cents})
+
+
+@charge.key
+@transfer.key
+@payout.key
+def _(claim: str, cents: int) -> str:
+    return claim
+
+
+@transfer.lookup
+def _(op: Operation) -> Found[int] | NotFound:
+    did("looks up")
+    found = ask_payments("GET", f"/transfers?reference={op.id}")["payments"]
+    return Found(found[0]["id"], f"payment {found[0]['id']}") if found else NotFound()
+
+
+PAYING = {"charges": charge, "transfers": transfer, "payouts": payout}
+
+
+@workflow
+async def pays(route: str) -> int:
+    return await PAYING[route].call("claim-7", 1250)
+
+
 # ── roles ───────────────────────────────────────────────────────────────────────────────────
 
 WORKFLOWS = [
@@ -244,6 +320,7 @@ WORKFLOWS = [
     waits,
     helper,
     everything,
+    pays,
 ]
 
 
@@ -303,6 +380,11 @@ async def start_counting(opened: Runtime) -> None:
 async def start_everything(opened: Runtime) -> None:
     run = await opened.start(everything.call(0, []), id="everything")
     said(repr(await run.result()))
+
+
+async def start_paying(opened: Runtime) -> None:
+    await opened.start(pays.call(os.environ["ROUTE"]), id="pays")
+    await finish(opened)
 
 
 async def hang(opened: Runtime) -> None:
@@ -375,6 +457,7 @@ ROLES: dict[str, Callable[[Runtime], Awaitable[None]]] = {
         start_failing,
         start_counting,
         start_everything,
+        start_paying,
         hold,
         park_and_block,
     )

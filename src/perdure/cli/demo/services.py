@@ -1,18 +1,21 @@
-"""The outside world of the demo: a model server and a ticket service, each a process with a database of its own.
+"""The outside world of the demo: a model server, a ticket service and a payments service, each a process with a
+database of its own.
 
-Both know nothing of perdure: this file imports the standard library alone and is run by its path. Each writes down
+They know nothing of perdure: this file imports the standard library alone and is run by its path. Each writes down
 every request it gets, answered or not, and tells what it wrote under GET /records (of what waits for its answer:
 GET /records?unanswered=1); the demo's figures are made of that.
 
     python services.py model   --database model.db   [--hold 24] [--think-seconds 0.05] [--upstream URL]
     python services.py tickets --database tickets.db
+    python services.py payments --database payments.db [--hold 1]
 
 A service listens on a free loopback port, prints that port on one line, and ends when its standard input is closed,
 so it never outlives whoever started it.
 
 The model server speaks OpenAI's chat-completions protocol and answers from a script; with `--upstream` it passes the
 request on to a real model and writes down both sides. `--hold N`: the N-th distinct request is answered only when it
-is sent again; the first sending waits until its sender is gone. That makes the moment of the kill exact.
+is sent again; the first sending waits until its sender is gone. That makes the moment of the kill exact. The payments
+service has paid by then: what is lost is its answer.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
@@ -153,6 +157,42 @@ class Service:
     def refusal(self, status: int, message: str) -> Answer:
         """An error in the shape in which this service tells errors."""
         raise NotImplementedError
+
+    def wait_for_the_sender_to_go(self, request: Request) -> None:
+        """Returns when it is taking too long: then the request is answered after all."""
+        end = time.monotonic() + HOLD_SECONDS_MAX
+        while time.monotonic() < end:
+            if request.sender_is_gone():
+                raise SenderIsGone
+            time.sleep(0.005)
+
+
+KEYS_SCHEMA = """
+CREATE TABLE IF NOT EXISTS keys (          -- Idempotency-Key: the same key makes the same thing once
+    key TEXT PRIMARY KEY, request TEXT NOT NULL, answer TEXT NOT NULL
+)
+"""
+
+
+class KeyedService(Service):
+    """One that honours an Idempotency-Key."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.database.execute(KEYS_SCHEMA)
+
+    def once(self, request: Request, make: Callable[[], Answer]) -> Answer:
+        """What is made and answered, or what was answered when the same key came first."""
+        key, asked = request.headers.get("idempotency-key"), f"{request.path}\n{request.text}"
+        if key is None:
+            return make()
+        row = self.database.execute("SELECT request, answer FROM keys WHERE key = ?", (key,)).fetchone()
+        if row is not None:
+            return Answer(200, json.loads(row[1])) if row[0] == asked else self.refusal(409, f"key {key!r} was used")
+        answer = make()
+        if answer.status < 400:
+            self.database.execute("INSERT INTO keys VALUES (?, ?, ?)", (key, asked, json.dumps(answer.body)))
+        return answer
 
 
 def handler_for(service: Service) -> type[BaseHTTPRequestHandler]:
@@ -292,14 +332,6 @@ class ModelServer(Service):
         kind = "server_error" if status >= 500 else "invalid_request_error"
         return Answer(status, {"error": {"message": message, "type": kind, "param": param, "code": code}})
 
-    def wait_for_the_sender_to_go(self, request: Request) -> None:
-        """Returns when it is taking too long: then the request is answered after all."""
-        end = time.monotonic() + HOLD_SECONDS_MAX
-        while time.monotonic() < end:
-            if request.sender_is_gone():
-                raise SenderIsGone
-            time.sleep(0.005)
-
     def completion(self, request: Request) -> Answer:
         try:
             asked = request.json()
@@ -373,15 +405,12 @@ CREATE TABLE IF NOT EXISTS tickets (
 CREATE TABLE IF NOT EXISTS comments (
     id INTEGER PRIMARY KEY, ticket INTEGER NOT NULL REFERENCES tickets, text TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS keys (          -- Idempotency-Key: the same key makes the same thing once
-    key TEXT PRIMARY KEY, request TEXT NOT NULL, answer TEXT NOT NULL
-);
 """
 
 Route = Callable[["TicketService", Request, re.Match[str]], Answer]
 
 
-class TicketService(Service):
+class TicketService(KeyedService):
     """POST /tickets, GET /tickets?customer=, POST /tickets/N/comments; POSTs honour an Idempotency-Key."""
 
     name = "tickets"
@@ -394,24 +423,11 @@ class TicketService(Service):
         for method, pattern, route in ROUTES:
             if method == request.method and (found := re.fullmatch(pattern, request.path)):
                 with self.lock:
-                    return self.once(request, route, found)
+                    return self.once(request, partial(route, self, request, found))
         return self.refusal(404, f"there is no {request.method} {request.path}")
 
     def refusal(self, status: int, message: str) -> Answer:
         return Answer(status, {"error": message})
-
-    def once(self, request: Request, route: Route, found: re.Match[str]) -> Answer:
-        """What the route answers, or what it answered when the same key came first."""
-        key, asked = request.headers.get("idempotency-key"), f"{request.path}\n{request.text}"
-        if key is None:
-            return route(self, request, found)
-        row = self.database.execute("SELECT request, answer FROM keys WHERE key = ?", (key,)).fetchone()
-        if row is not None:
-            return Answer(200, json.loads(row[1])) if row[0] == asked else self.refusal(409, f"key {key!r} was used")
-        answer = route(self, request, found)
-        if answer.status < 400:
-            self.database.execute("INSERT INTO keys VALUES (?, ?, ?)", (key, asked, json.dumps(answer.body)))
-        return answer
 
     def create(self, request: Request, _: re.Match[str]) -> Answer:
         customer, claim, title = texts(request, "customer", "claim", "title")
@@ -453,12 +469,78 @@ def texts(request: Request, *names: str) -> list[str]:
     return [body[name] for name in names]
 
 
+# ── the payments service ────────────────────────────────────────────────────────────────────
+
+PAYMENTS_SCHEMA = """
+CREATE TABLE IF NOT EXISTS payments (
+    id INTEGER PRIMARY KEY, route TEXT NOT NULL, claim TEXT NOT NULL, cents INTEGER NOT NULL, reference TEXT
+)
+"""
+
+
+class PaymentService(KeyedService):
+    """Three ways to pay, as there are in the world; GET /payments lists what was paid, by whichever.
+
+    POST /charges honours an Idempotency-Key. POST /transfers does not, and takes a `reference` of the sender's by which
+    GET /transfers?reference= finds it. POST /payouts does neither. Each takes `claim` and `cents`.
+    """
+
+    name = "payments"
+
+    def __init__(self, path: str, *, hold: int = 0) -> None:
+        super().__init__(path)
+        self.hold = hold
+        self.database.execute(PAYMENTS_SCHEMA)
+
+    def refusal(self, status: int, message: str) -> Answer:
+        return Answer(status, {"error": message})
+
+    def answer(self, request: Request) -> Answer:
+        match request.method, request.path:
+            case "GET", "/payments" | "/transfers":
+                return self.list(request)
+            case "POST", "/charges":
+                with self.lock:
+                    answer = self.once(request, lambda: self.pay(request))
+            case "POST", "/transfers" | "/payouts":
+                with self.lock:
+                    answer = self.pay(request)
+            case _:
+                return self.refusal(404, f"there is no {request.method} {request.path}")
+        if request.ordinal == self.hold and not request.sent_before and answer.status < 400:
+            self.wait_for_the_sender_to_go(request)
+        return answer
+
+    def pay(self, request: Request) -> Answer:
+        (claim,) = texts(request, "claim")
+        body, route = request.json(), request.path.removeprefix("/")
+        cents, reference = body.get("cents"), body.get("reference")
+        if type(cents) is not int or cents <= 0:
+            raise ValueError("cents must be a whole number above 0")
+        cursor = self.database.execute(
+            "INSERT INTO payments (route, claim, cents, reference) VALUES (?, ?, ?, ?)",
+            (route, claim, cents, reference),
+        )
+        return Answer(201, {"id": cursor.lastrowid, "route": route, "claim": claim, "cents": cents})
+
+    def list(self, request: Request) -> Answer:
+        """Of transfers those with the reference that is asked for; else all."""
+        with self.lock:
+            cursor = self.database.execute(
+                "SELECT id, route, claim, cents, reference FROM payments"
+                " WHERE ? = '/payments' OR (route = 'transfers' AND reference = ?) ORDER BY id",
+                (request.path, request.query.get("reference")),
+            )
+            names = ("id", "route", "claim", "cents", "reference")
+            return Answer(200, {"payments": [dict(zip(names, row, strict=True)) for row in cursor]})
+
+
 # ── started as a process ────────────────────────────────────────────────────────────────────
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("service", choices=["model", "tickets"])
+    parser.add_argument("service", choices=["model", "tickets", "payments"])
     parser.add_argument("--database", required=True, type=Path)
     parser.add_argument("--hold", type=int, default=0)
     parser.add_argument("--think-seconds", type=float, default=0.0)
@@ -467,6 +549,8 @@ def main(arguments: list[str]) -> None:
     database = str(given.database)
     if given.service == "tickets":
         serve(TicketService(database))
+    elif given.service == "payments":
+        serve(PaymentService(database, hold=given.hold))
     else:
         serve(ModelServer(database, hold=given.hold, think_seconds=given.think_seconds, upstream=given.upstream))
 
