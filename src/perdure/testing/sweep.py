@@ -134,6 +134,7 @@ class _Sweeper(Generic[T]):
 
     def _runtime(self, store: MemoryStore | CrashingStore, clock: FakeClock) -> RuntimeUnderTest:
         self._repeated: list[str] = []
+        self._is_dying = False
         return RuntimeUnderTest(store, clock=clock, workflows=self._workflows, provide=self._provide)
 
     async def _until_crash(self, runtime: RuntimeUnderTest, crashed: asyncio.Event) -> _Outcome[T] | None:
@@ -144,7 +145,8 @@ class _Sweeper(Generic[T]):
             await asyncio.wait([performing, crash], return_when=asyncio.FIRST_COMPLETED)
             if not crashed.is_set():
                 return performing.result()
-            performing.cancel()
+            if not self._is_dying:  # it may have met the crash itself: then it is left to die
+                performing.cancel()
             await asyncio.gather(performing, return_exceptions=True)
             return None
         finally:
@@ -160,6 +162,7 @@ class _Sweeper(Generic[T]):
             self._learnt = runtime.learnt
             await runtime.__aexit__()
         except (asyncio.CancelledError, Crash):
+            self._is_dying = True
             await runtime.die()
             raise
         return outcome
