@@ -236,7 +236,7 @@ class EffectSpec(StepSpec, frozen=True, eq=False, kw_only=True):
     aliases: tuple[str, ...] = ()
     key: Callable[..., Any] | None = None
     lookup: Callable[..., Any] | None = None
-    undo: Callable[..., Any] | None = None
+    undo: EffectSpec | None = None
 
 
 class WorkflowSpec(msgspec.Struct, frozen=True, eq=False):

@@ -88,12 +88,16 @@ class Parked(NamedTuple):
 
 PARKED: Mapping[str, Parked] = {
     "needs_person": Parked(
-        "a step raised `NeedsPerson`, with the question",
+        "a step raised `NeedsPerson`, with the question; or a saga is about to undo a promise",
         "answer: give the result as `value`, have the step tried again, or let it fail",
     ),
     "unknown_effect": Parked(
         "an effect may have happened, and no machine can tell",
         "find out what became of it, and settle it: `succeeded` with its result, `failed`, or `retry`",
+    ),
+    "failed_compensation": Parked(
+        "a saga cannot undo something: its undoing failed, or it has none",
+        "take it back by hand and say so with `value`, have the undoing tried again, or let it stand: `fail`",
     ),
     "diverged": Parked(
         "code and history part: the code changed under the run, or is not deterministic",

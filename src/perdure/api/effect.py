@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast, overload
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from perdure.api.calls import Call, DurableFunction, execution_here, same_signature
 from perdure.api.declaration import check_step
 from perdure.codec import arguments_codec_for
+from perdure.codec.resolving import resolved_hints
 from perdure.engine.execution import Execution
 from perdure.errors import DeclarationError, NotDurableError, UsageError
 from perdure.ledger.operations import business_key_of
@@ -36,6 +38,7 @@ from perdure.specs import (
 
 P = ParamSpec("P")
 R = TypeVar("R")
+U = TypeVar("U")
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_TRANSACTION_SECONDS = 2.0
@@ -90,11 +93,33 @@ class _Effect(DurableFunction[P, R], Generic[P, R]):
         self._add(lookup=function)
         return function
 
-    def undo(self, function: Callable[Concatenate[R, P], Any], /) -> Callable[Concatenate[R, P], Any]:
-        """Declare what takes the effect back: first its result, then the arguments that it was called with. It is an
-        effect of its own, with an id of its own."""
+    @overload
+    def undo(self, function: Callable[Concatenate[R, P], U], /) -> Callable[Concatenate[R, P], U]: ...
+    @overload
+    def undo(
+        self,
+        *,
+        downstream: Downstream | None = None,
+        lookup: Callable[[Operation], Any] | None = None,
+        retry: Retry | None = None,
+        timeout: timedelta | float | None = None,
+    ) -> Callable[[Callable[Concatenate[R, P], U]], Callable[Concatenate[R, P], U]]: ...
+    def undo(self, *functions: Callable[..., Any], **options: Any) -> Any:
+        """Declare what takes the effect back: first its result, then the arguments that it was called with.
+
+        It is an effect of its own, `<name>.undo`, with the same key and an operation id of its own; `perdure.saga()`
+        calls it. `downstream`, `retry`, `timeout`: as the effect's own, unless given. `lookup`: how to find out what
+        became of an undoing; the effect's own look-up is about the effect.
+
+        >>> @charge.undo                                                          # doctest: +SKIP
+        ... async def _(receipt: str, order_id: str, cents: int) -> None: ...
+        """
+        declare: Callable[[Callable[..., Any]], Any] = partial(self._undone_by, **options)
+        return declare(*functions) if functions else declare
+
+    def _undone_by(self, function: Callable[..., Any], /, **options: Any) -> Callable[..., Any]:
         self._takes_same(function, "undo", skip=1)
-        self._add(undo=function)
+        self._add(undo=_spec_of_undo(self.spec, function, **options))
         return function
 
     def _add(self, **more: Any) -> None:
@@ -113,7 +138,7 @@ class _Effect(DurableFunction[P, R], Generic[P, R]):
 
     # ── being called ─────────────────────────────────────────────────────────────────────────
     def _ask(self, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
-        return execution.ask_step(self.spec, args, kwargs, business_key_of(self.spec, args, kwargs))
+        return execution.ask_effect(self.spec, args, kwargs, business_key_of(self.spec, args, kwargs))
 
     def _ask_journal(self, journal: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
         return journal.step(self.spec, args, kwargs)  # type: ignore[no-any-return]
@@ -219,8 +244,14 @@ def effect(
 
 
 def _make_effect(function: Callable[..., Any], *, downstream: Any, retry: Retry | None, **options: Any) -> Any:
+    spec = _spec(function, options.pop("name") or function.__name__, downstream=downstream, retry=retry, **options)
+    return cast(Any, Effect if spec.is_async else SyncEffect)(spec)
+
+
+def _spec(
+    function: Callable[..., Any], name: str, *, downstream: Any, retry: Retry | None, **options: Any
+) -> EffectSpec:
     check_step(function)
-    name = options["name"] or function.__name__
     is_transactional = isinstance(downstream, SameDatabase)
     if not isinstance(downstream, Idempotent | CanLookUp | NoGuarantee | SameDatabase):
         raise DeclarationError(
@@ -238,17 +269,19 @@ def _make_effect(function: Callable[..., Any], *, downstream: Any, retry: Retry 
             raise DeclarationError(f"effect {name}: {option}={options[option]!r}; one of {shown}")
     if retry is not None and not isinstance(retry, Retry):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DeclarationError(f"effect {name}: retry={retry!r}; a perdure.Retry is wanted")
-    attempts = Retry() if isinstance(downstream, Idempotent) else Retry(max_attempts=1)
     arguments = arguments_codec_for(function)
-    spec = EffectSpec(
+    return EffectSpec(
         name=name, function=function, is_async=inspect.iscoroutinefunction(function), arguments=arguments,
-        result=arguments.result, retry=retry or attempts,
+        result=arguments.result, retry=retry or _attempts(downstream),
         timeout_seconds=timeout, raises=tuple(options["raises"]),
         downstream=downstream, scope=options["scope"], reversible=options["reversible"],
         compensates=options["recovery"] == "compensate", risk=options["risk"], on_repeat=options["on_repeat"],
         aliases=tuple(options["aliases"]),
     )  # fmt: skip
-    return cast(Any, Effect if spec.is_async else SyncEffect)(spec)
+
+
+def _attempts(downstream: Downstream) -> Retry:
+    return Retry() if isinstance(downstream, Idempotent) else Retry(max_attempts=1)
 
 
 def _timeout(name: str, given: timedelta | float | None, is_transactional: bool) -> float:
@@ -261,6 +294,34 @@ def _timeout(name: str, given: timedelta | float | None, is_transactional: bool)
             f"{TRANSACTION_SECONDS_MAX:g} s"
         )
     return length
+
+
+def _spec_of_undo(
+    spec: EffectSpec, function: Callable[..., Any], *, downstream: Any = None, lookup: Any = None,
+    retry: Retry | None = None, timeout: Any = None,
+) -> EffectSpec:  # fmt: skip
+    name = f"{spec.name}.undo"
+    _inherit_hints(function, spec.function)
+    if downstream is not None:
+        retry = retry or _attempts(downstream)
+    other_side = downstream or spec.downstream
+    return msgspec.structs.replace(
+        _spec(
+            function, name, downstream=other_side, transactional=isinstance(other_side, SameDatabase),
+            retry=retry or spec.retry, timeout=spec.timeout_seconds if timeout is None else timeout, scope=spec.scope,
+             reversible=False, recovery="verify", risk=spec.risk, on_repeat="refuse", raises=(),
+            aliases=[f"{alias}.undo" for alias in spec.aliases],
+        ), lookup=lookup,
+    )  # fmt: skip
+
+
+def _inherit_hints(undo: Callable[..., Any], effect: Callable[..., Any]) -> None:
+    """What the undoing does not annotate is what the effect says: its result has to come through as it is."""
+    hints = resolved_hints(effect)
+    names = ["return", *inspect.signature(effect).parameters]
+    for parameter, wanted in zip(inspect.signature(undo).parameters, names, strict=True):
+        if wanted in hints:
+            undo.__annotations__.setdefault(parameter, hints[wanted])
 
 
 _ALLOWED: dict[str, tuple[Any, ...]] = {

@@ -21,6 +21,7 @@ from perdure.audit.effects import without_outcome
 from perdure.audit.waits import under_way
 from perdure.clock import MICROSECONDS
 from perdure.codec import ValueCodec
+from perdure.engine.calls import CONFIRM_UNDO, NO_UNDO
 from perdure.engine.known import Standing
 from perdure.errors import HistoryCorruptError
 from perdure.history import events as e
@@ -90,6 +91,8 @@ SETTLE: Choices = {
 SUPPLY: Choices = {"succeeded": "what you give is its result; the run goes on"}
 """It has succeeded, and its result could not be recorded."""
 
+_ON = "undoing goes on with the rest"
+
 EVERYTHING = Reason({**TRY_CALL_AGAIN, **GIVE_VALUE, **FAIL_CALL}, {**_retry(), **FAIL_RUN})
 
 REASONS: Mapping[str, Reason] = {
@@ -99,6 +102,14 @@ REASONS: Mapping[str, Reason] = {
     "diverged": Reason({}, {**_retry("once the old version is registered, or the change guarded: "), **FAIL_RUN}),
     "incompatible_version": Reason({}, {**_retry("once code that replays it is registered: "), **FAIL_RUN}),
     "no_worker_for_version": Reason({}, {}),
+    "failed_compensation": Reason(
+        {
+            "retry": "the undoing is tried again, under an operation id of its own",
+            "value": f"it was taken back by hand; {_ON}",
+            "fail": f"it is left standing; {_ON}",
+        },
+        {},
+    ),
     "stuck_turn": Reason({}, {**_retry("once the code is mended: "), **FAIL_RUN}),
     "unknown_effect": Reason(SETTLE, {}),
     "undecodable": Reason(
@@ -107,6 +118,18 @@ REASONS: Mapping[str, Reason] = {
     ),
 }
 """Reasons that are not here offer everything."""
+
+OF_QUESTION: Mapping[str, Choices] = {
+    CONFIRM_UNDO: {
+        "value": '"undo": it is undone now; "undone": it was taken back by hand, nothing is sent',
+        "fail": f"it is left standing; {_ON}",
+    },
+    NO_UNDO: {
+        "value": "all of it was taken back by hand; undoing is over, and the exception comes out",
+        "fail": "all of it is left standing; undoing is over, and the exception comes out",
+    },
+}
+"""Of questions that the code waits with: where the choices are other ones than the reason has."""
 
 
 # ── the entries ─────────────────────────────────────────────────────────────────────────────
@@ -194,7 +217,7 @@ def _standing_blocks(rows: Iterable[Row]) -> list[tuple[e.RunBlocked, int]]:
 
 def _entry(info: RunInfo, blocked: e.RunBlocked, since: int, letters: Iterable[Mail]) -> InboxEntry:
     reason = REASONS.get(blocked.reason, EVERYTHING)
-    choices = reason.of_run if blocked.call is None else reason.of_call
+    choices = reason.of_run if blocked.call is None else OF_QUESTION.get(blocked.name, reason.of_call)
     return InboxEntry(
         info.run_id, info.workflow, info.version, blocked.reason, when(since), blocked.hint, blocked.call, choices,
         pending(letters, blocked.call),

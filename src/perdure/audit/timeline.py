@@ -181,6 +181,9 @@ def tell(event: e.AnyEvent) -> Told:
             return Told(f"message {event.name!r} arrived", "output")
         case e.MessageSettled():
             return Told("failed by a person", "error") if event.failed else Told("given by a person", "output")
+        case e.PersonAnswered():
+            why = f": {event.why}" if event.why else ""
+            return Told(f"answered {event.choice}{_by(event.by)}{why}", "output" if event.choice == "value" else "")
         case e.CancelRequested():
             return Told("cancel requested" + (f": {event.reason}" if event.reason else ""))
         case e.RunPaused():

@@ -6,7 +6,7 @@ kept with it (name, use, digest of the arguments) is there to notice that the co
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -66,9 +66,17 @@ class StepAsk(Ask):
 class EffectAsk(StepAsk):
     """An effect to be performed. Once it may have left, a cancelled one is held until its outcome is known."""
 
-    __slots__ = ("business_key",)
+    __slots__ = ("business_key", "revision", "undoes")
     kind = "effect"
     business_key: str
+    revision: int
+    """The first that it may have."""
+    undoes: str
+    """The operation that it takes back, if it is the undoing of another effect."""
+
+    def __init__(self, key: Key, name: str, use: int, future: CallFuture) -> None:
+        super().__init__(key, name, use, future)
+        self.revision, self.undoes = 0, ""
 
 
 class ChildAsk(Ask):
@@ -122,6 +130,23 @@ class UnreadAsk(ReceiveAsk):
     __slots__ = ("codec", "unread")
     codec: ValueCodec
     unread: bytes
+
+
+class QuestionAsk(Ask):
+    """Code that waits for a person's decision. Its name says which question it is."""
+
+    __slots__ = ()
+    kind = "question"
+
+
+CONFIRM_UNDO, UNDO_FAILED, NO_UNDO = "saga:confirm", "saga:failed", "saga:stands"
+QUESTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    CONFIRM_UNDO: {"value": ("undo", "undone"), "fail": ()},
+    UNDO_FAILED: {"retry": (), "value": (), "fail": ()},
+    NO_UNDO: {"value": (), "fail": ()},
+}
+"""What a person can be asked: the choices of each question, and the values among which one has to be chosen, if it is
+not all the same."""
 
 
 class Cancelled(NamedTuple):

@@ -29,6 +29,7 @@ from perdure.engine.calls import (
     Command,
     EffectAsk,
     Key,
+    QuestionAsk,
     ReceiveAsk,
     SectionAsk,
     SleepAsk,
@@ -42,9 +43,10 @@ from perdure.engine.known import Known
 from perdure.engine.loop import DeterministicLoop, LoopTask, StuckTurn
 from perdure.engine.mailbox import Mailbox, unread
 from perdure.engine.randomness import Randomness
+from perdure.engine.sagas import Saga, Undoing, open_here
 from perdure.errors import DecodeError, FencedError, GuardError, StepError, UnknownNameError, UsageError
 from perdure.history import events as e
-from perdure.specs import StepSpec, WorkflowSpec, recordable
+from perdure.specs import EffectSpec, StepSpec, WorkflowSpec, recordable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,7 +67,7 @@ class Execution:
         "_context", "_refusals", "_root", "beginning", "cancel_carried", "cancelled", "children", "claims",
         "commands", "ending", "failure", "holding", "is_closing", "is_replaying", "is_unwinding", "known",
         "log", "loop", "mailbox", "memo", "notes", "now_us", "on_interruption", "open", "outcomes_left",
-        "randomness", "run_id", "spec", "state",
+        "randomness", "run_id", "sagas", "spec", "state",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +101,7 @@ class Execution:
         self.holding: set[Key] = set()
         self.cancelled: set[Key] = set()
         self.children: dict[Key, str] = {}
+        self.sagas: dict[Key, Saga] = {}
         self.commands: list[Command] = []
         self.notes: list[e.Event] = []
         self.failure: Blocked | None = None
@@ -151,6 +154,8 @@ class Execution:
         if at > self.now_us:
             self.now_us = at
             self.loop.move_time(at / MICROSECONDS)
+        if self.sagas and isinstance(event, e.EffectSucceeded | e.EffectFailed):
+            self._tell_saga(event, output)
         match event:
             case e.StepCompleted():
                 self._deliver_value(event, output)
@@ -167,6 +172,9 @@ class Execution:
                 self.mailbox.wake(event.name)
             case e.MessageSettled():
                 (self._deliver_failure if event.failed else self._deliver_value)(event, output)
+            case e.PersonAnswered():
+                if (question := self._take(event)) is not None:
+                    question.future.set_result((event, output or b"null"))
             case e.CancelRequested():
                 self._cancel_root(event.reason)
             case e.SectionReceived():
@@ -174,6 +182,12 @@ class Execution:
             case _:
                 pass
         self._settle()
+
+    def _tell_saga(self, event: e.EffectSucceeded | e.EffectFailed, output: bytes | None) -> None:
+        task, _, n = event.section.partition(":")
+        saga = self.sagas.get((task, int(n))) if n else self.sagas.pop(event.key, None)
+        if saga is not None:
+            saga.heard(event, output or b"null")
 
     def _take_after_end(self, event: e.Event, output: bytes | None) -> None:
         """What comes when the chapter has ended is for the next one."""
@@ -379,8 +393,9 @@ class Execution:
 
     # ── what the code asks for ───────────────────────────────────────────────────────────────
     def ask_step(
-        self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], business_key: str | None = None
-    ) -> CallFuture:
+        self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], business_key: str | None = None,
+        undoing: Undoing | None = None,
+    ) -> CallFuture:  # fmt: skip
         """A step is called; an effect, if it has a business key. EncodeError or TypeError when its arguments cannot be
         recorded or do not fit."""
         if self.is_closing:
@@ -392,6 +407,8 @@ class Execution:
         else:
             ask = EffectAsk(key, spec.name, use, self._future())
             ask.business_key = business_key
+            if undoing is not None:
+                ask.undoes, ask.revision = undoing
         ask.spec, ask.input, ask.packed = spec, raw, None
         ask.view = _view(spec, raw, args, kwargs)
         claims = self.claims
@@ -404,6 +421,29 @@ class Execution:
             return ask.future
         self.open[key] = ask
         self.commands.append(ask)
+        return ask.future
+
+    def ask_effect(
+        self, spec: EffectSpec, args: tuple[Any, ...], kwargs: dict[str, Any], business_key: str,
+        undoing: Undoing | None = None,
+    ) -> CallFuture:  # fmt: skip
+        """An effect is called: it belongs to the saga that its code is in, unless it is the undoing of another one."""
+        saga = None if undoing is not None or self.is_closing else open_here(f"effect {spec.name}")
+        future = self.ask_step(spec, args, kwargs, business_key, undoing)
+        if saga is not None and isinstance(future.ask, EffectAsk):
+            saga.join(future.ask)
+        return future
+
+    def ask_person(self, question: str, reason: str, hint: str) -> CallFuture:
+        """The code waits for a person's decision. The future gets the event, and the value that came with it."""
+        if self.is_closing:
+            return self._refuse()
+        _, key, use = self._identify(question)
+        ask = QuestionAsk(key, question, use, self._future())
+        if self._is_expected(ask, 0):
+            self.open[key] = ask
+            if key not in self.known.asked:
+                self.notes.append(e.RunBlocked(reason, hint, *key, question, use))
         return ask.future
 
     def ask_child(
@@ -452,6 +492,8 @@ class Execution:
         ask = SectionAsk(key, name, use, self._future())
         ask.function, ask.args, ask.kwargs, ask.is_async, ask.result = function, args, kwargs, is_async, result
         ask.is_recorded = key in self.claims.recorded
+        if (saga := open_here(f"section {name}")) is not None:
+            self.sagas[key] = saga
         self._ask(ask, None, b"")
         return ask.future
 
@@ -538,7 +580,7 @@ class Execution:
         if declared is not None and name not in declared:
             raise UnknownNameError("declared message", name, declared)
 
-    def _is_expected(self, ask: SleepAsk | ReceiveAsk, length: int) -> bool:
+    def _is_expected(self, ask: SleepAsk | ReceiveAsk | QuestionAsk, length: int) -> bool:
         difference = self.claims.of_wait(ask, length)
         if difference is not None:
             self.diverge(*difference)
@@ -566,6 +608,11 @@ class Execution:
         A receive takes nothing with it when it goes, and of an abandoned child the run wants to hear nothing."""
         if asyncio.current_task(self.loop) is not self._root:
             raise UsageError("continue_as_new() belongs into the workflow's own task, not into one that it started")
+        if open_here("continue_as_new()") is not None:
+            raise UsageError(
+                "continue_as_new() inside a saga: the next chapter could not undo what this one did. Leave the block "
+                "first"
+            )
         flying = [ask.label for ask in self.open.values() if not (isinstance(ask, ReceiveAsk) or _is_abandoned(ask))]
         return next_chapter(self.spec, args, kwargs, flying)
 

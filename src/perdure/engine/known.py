@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from perdure.engine.calls import Attempts, Key, Recorded
+from perdure.engine.calls import QUESTIONS, Attempts, Key, Recorded
 from perdure.history import events as e
 from perdure.ledger import EffectState, Look
 
@@ -53,6 +53,8 @@ class Known(msgspec.Struct, gc=False):
     effects: dict[Key, Standing] = {}
     ended_effects: set[Key] = set()
     """Effects whose outcome is recorded, or on its way: no other may follow."""
+    asked: set[Key] = set()
+    """Questions that were put to a person."""
 
     def note(self, event: e.Event, at: int, output: bytes | None = None) -> None:
         """Take one event in. `output` is needed of heartbeats, and of what foreign code did."""
@@ -83,6 +85,8 @@ class Known(msgspec.Struct, gc=False):
                 self.cancelled.add(event.key)
             case e.RunBlocked(task=str() as task, n=n, reason="undecodable"):
                 self.unread.add((task, n))
+            case e.RunBlocked(task=str() as task, n=n, name=name) if name in QUESTIONS:
+                self.asked.add((task, n))
             case e.RunUnblocked(task=str() as task, n=n, choice="cancelled"):
                 self.cancelled.add((task, n))
             case e.RunUnblocked(task=str() as task, n=n, choice="retry"):

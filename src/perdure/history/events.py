@@ -161,12 +161,14 @@ class EffectStarted(StepStarted, frozen=True, omit_defaults=True, gc=False, tag=
 
 class EffectSucceeded(StepCompleted, frozen=True, omit_defaults=True, gc=False, tag="effect.succeeded"):
     """`how` it is known: returned, found (by look-up), late (the attempt answered after it was given up for lost),
-    settled (by a person) or reused (from the ledger). `reference`: what the other side calls it."""
+    settled (by a person) or reused (from the ledger). `reference`: what the other side calls it. `undoes`: the
+    operation that it took back, if it is the undoing of another effect."""
 
     operation: str = ""
     business_key: str = ""
     reference: str | None = None
     how: str = "returned"
+    undoes: str = ""
 
 
 class EffectFailed(StepFailed, frozen=True, omit_defaults=True, gc=False, tag="effect.failed"):
@@ -300,6 +302,16 @@ class MessageSettled(Keyed, frozen=True, omit_defaults=True, gc=False, tag="mess
     output: bytes = b""
 
 
+class PersonAnswered(Keyed, frozen=True, omit_defaults=True, gc=False, tag="person.answered"):
+    """A person's decision about a question that the code waits with. `output`: the value that came with it."""
+
+    is_outcome: ClassVar[bool] = True
+    choice: str = ""
+    by: str = ""
+    why: str = ""
+    output: bytes = b""
+
+
 class CancelRequested(Event, frozen=True, omit_defaults=True, gc=False, tag="run.cancel_requested"):
     is_outcome: ClassVar[bool] = True
     reason: str = ""
@@ -393,6 +405,7 @@ AnyEvent = (
     | TimePassed
     | MessageArrived
     | MessageSettled
+    | PersonAnswered
     | CancelRequested
     | RunPaused
     | RunResumed

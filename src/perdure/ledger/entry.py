@@ -50,5 +50,9 @@ class LedgerEntry(NamedTuple):
             return row._replace(attempts=self.attempts + 1, started_at=now)
         return row._replace(committed_at=now) if status.is_final else row
 
+    def undone_by(self, operation_id: str, *, now: int) -> LedgerEntry:
+        """The row after another operation took this one back."""
+        return self._replace(compensated_by=operation_id, updated_at=max(now, self.updated_at))
+
 
 RESULT_IN_ROW_BYTES_MAX = 1024

@@ -76,6 +76,8 @@ def prepare(call: Call, entry: LedgerEntry | None) -> Decision:
     if not is_same_request:
         may_correct = entry.status is EffectState.FAILED_FINAL and entry.revision + 1 < REVISIONS_MAX
         return NextRevision() if may_correct else Conflict(entry)
+    if entry.compensated_by is not None:
+        return Duplicate(entry)  # undone since: its answer does not stand
     if not entry.status.is_final and (call.reuses or entry.rid != call.rid):
         return Held(entry)
     return Answered(entry) if call.reuses else Duplicate(entry)

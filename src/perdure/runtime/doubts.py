@@ -90,6 +90,7 @@ class Doubts:
         standing, now = flight.standing, self._turns.clock.now()
         try:
             entry = self._effects.row(flight.live, standing.operation)
+            flight.undone = self._effects.undone_by(flight)
         except StoreError as error:
             self._effects.later(flight, PUT_OFF_MICROSECONDS, self.go_on, error)
             return

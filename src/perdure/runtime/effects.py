@@ -71,15 +71,18 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class EffectFlight(Flight):
     """An effect under way: through all its attempts, look-ups and waits, until it is proven or a person is asked."""
 
-    __slots__ = ("effects", "entry", "is_cancelled", "is_in_transaction", "is_under_way", "operations")
+    __slots__ = ("effects", "entry", "is_cancelled", "is_in_transaction", "is_under_way", "operations", "undone")
     ask: EffectAsk
     entry: LedgerEntry
+    undone: LedgerEntry | None
+    """The row of the effect that this one takes back."""
 
     def __init__(self, effects: Effects, live: LiveRun, ask: EffectAsk, now: int) -> None:
         super().__init__(effects.performer, live, ask, Attempts(), now)
         self.effects = self.handler = effects
         self.is_cancelled = self.is_in_transaction = self.is_under_way = False
         self.operations: dict[int, Operation] = {}
+        self.undone = None
 
     @property
     def spec(self) -> EffectSpec:
@@ -148,8 +151,9 @@ class Effects:
         """The ledger's row as it will be once what this run has on its way is durable."""
         on_its_way = [*(live.under_way.entries if live.under_way is not None else ()), *live.entries]
         for entry in reversed(on_its_way):
-            if entry.ledger is not None and entry.ledger.operation_id == operation:
-                return entry.ledger
+            for row in (entry.ledger, entry.undone):
+                if row is not None and row.operation_id == operation:
+                    return row
         return self._turns.store.effect(operation)
 
     def _prepare(self, flight: EffectFlight) -> None:
@@ -186,13 +190,18 @@ class Effects:
         chapter = live.execution.beginning.chapter
         label, request = f"{chapter}:{ask.key[0]}:{ask.key[1]}", ask.view or ask.packed.digest
         call = Call(live.rid, label, request, spec.on_repeat == "reuse")
-        revision = 0
+        revision = ask.revision
+        flight.undone = self.undone_by(flight)
         while True:
             found, name = self._find(flight, revision)
             decision = prepare(call, found)
             if not isinstance(decision, NextRevision):
                 return decision, found or self._new_entry(flight, call, name, revision)
             revision += 1
+
+    def undone_by(self, flight: EffectFlight) -> LedgerEntry | None:
+        """The row of the effect that this call takes back, if it is an undoing."""
+        return self.row(flight.live, flight.ask.undoes) if flight.ask.undoes else None
 
     def _find(self, flight: EffectFlight, revision: int) -> tuple[LedgerEntry | None, str]:
         """The row under the effect's name, or under a name that it had before."""
@@ -423,10 +432,11 @@ class Effects:
         digest, view, kept, packed = self._input(flight)
         event = e.EffectSucceeded(
             *ask.key, ask.name, ask.use, output.digest, digest, view, kept, flight.number, flight.entry.started_at,
-            flight.entry.operation_id, ask.business_key, reference, how,
+            flight.entry.operation_id, ask.business_key, reference, how, ask.undoes,
         )  # fmt: skip
         self.finish(flight)
-        self.record(flight, event, entry, raw=raw, output=output, input=packed, delivers=True)
+        undone = flight.undone and flight.undone.undone_by(flight.entry.operation_id, now=self._turns.clock.now())
+        self.record(flight, event, entry, raw=raw, output=output, input=packed, delivers=True, undone=undone)
         self._turns.mark(live)
 
     def fail(self, flight: EffectFlight, raw: bytes, how: str, entry: LedgerEntry | None) -> None:

@@ -32,7 +32,8 @@ NO_CALLS: frozenset[Key] = frozenset()
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """An event on its way into the history. `raw` is what the code gets when it `delivers`; `at` is set if it was
-    delivered already (a lazy result). `ledger` is the row that an effect has from then on."""
+    delivered already (a lazy result). `ledger` is the row that an effect has from then on, `undone` that of the effect
+    that it takes back."""
 
     event: e.Event
     input: Packed | None = None
@@ -41,6 +42,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     delivers: bool = False
     at: int | None = None
     ledger: LedgerEntry | None = None
+    undone: LedgerEntry | None = None
 
 
 class Standstill(NamedTuple):
@@ -364,7 +366,8 @@ def _with_starts(starts: Sequence[Entry], entries: Sequence[Entry]) -> list[Entr
 
 def _rows_of_ledger(entries: Sequence[Entry]) -> tuple[LedgerEntry, ...]:
     """Of each operation its last row."""
-    return tuple({entry.ledger.operation_id: entry.ledger for entry in entries if entry.ledger is not None}.values())
+    rows = chain.from_iterable((entry.ledger, entry.undone) for entry in entries)
+    return tuple({row.operation_id: row for row in rows if row is not None}.values())
 
 
 def _none_later_than_the_next(entries: Sequence[Entry]) -> list[Entry]:

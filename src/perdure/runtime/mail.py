@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.codec import dump_exception, pack
-from perdure.engine.calls import Ask, Key, StepAsk, UnreadAsk
+from perdure.engine.calls import QUESTIONS, Ask, Key, StepAsk, UnreadAsk
 from perdure.errors import RunCancelledError, StepError
 from perdure.history import events as e
 from perdure.store.protocol import Letter, Mail, Status
@@ -167,6 +167,9 @@ def _stuck(live: LiveRun, letter: ControlLetter) -> list[Key]:
 def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:
     blocked = live.blocked_calls[key]
     ask = live.execution.open.get(key)
+    if blocked.name in QUESTIONS:
+        _answer(turns, live, letter, blocked)
+        return
     if key in live.execution.known.effects:
         _settle(turns, live, letter, key)
         return
@@ -188,6 +191,28 @@ def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) 
             live.then += (lambda: turns.perform_again(live, key),)
     else:
         _supply(live, blocked, letter, value)
+
+
+def _answer(turns: Turns, live: LiveRun, letter: ControlLetter, blocked: e.RunBlocked) -> None:
+    """A person answers a question that the code waits with."""
+    choices, value = QUESTIONS[blocked.name], (letter.value or "null").encode()
+    allowed, problem = choices.get(letter.choice), None
+    if allowed is None:
+        problem = f"{letter.choice!r} does not answer it; one of {', '.join(choices)} does"
+    elif allowed and msgspec.json.decode(value) not in allowed:
+        problem = f"{value.decode()} does not answer it; one of {', '.join(map(repr, allowed))} does"
+    if problem:
+        hint = blocked.hint.partition(REFUSED)[0] + REFUSED + problem
+        turns.parking.block(live, msgspec.structs.replace(blocked, hint=hint))
+        return
+    of = (blocked.task or "", blocked.n, blocked.name, blocked.use)
+    unblocked = e.RunUnblocked(letter.choice, letter.by, *of[:2], letter.reason, *of[2:])
+    live.note_unblocked(unblocked)
+    live.record(unblocked)
+    live.change = turns.parking.change(live)
+    packed = pack(value, live.execution.memo)
+    answer = e.PersonAnswered(*of, letter.choice, letter.by, letter.reason, packed.digest)
+    live.record(answer, raw=value, output=packed, delivers=True)
 
 
 def _settle(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:

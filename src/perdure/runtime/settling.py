@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from perdure.codec import dump_exception, pack
-from perdure.engine.calls import Key
+from perdure.engine.calls import EffectAsk, Key
 from perdure.errors import (
     StepError,
 )
@@ -69,6 +71,9 @@ class Settling:
 
     def _supply(self, live: LiveRun, blocked: e.RunBlocked, entry: LedgerEntry, letter: Any, value: bytes) -> None:
         is_success = entry.status is EffectState.SUCCEEDED
+        ask = live.execution.open.get((blocked.task or "", blocked.n))
+        undoes = ask.undoes if is_success and isinstance(ask, EffectAsk) else ""
+        undone = self._turns.effects.row(live, undoes) if undoes else None
         raw = value if is_success else dump_exception(StepError(entry.note), ())
         output = pack(raw, live.execution.memo)
         small = raw if is_success and len(raw) <= RESULT_IN_ROW_BYTES_MAX else None
@@ -79,7 +84,9 @@ class Settling:
         )  # fmt: skip
         if is_success:
             entry = entry._replace(response_hash=output.digest, result=small)
+            event = msgspec.structs.replace(event, undoes=undoes)
+            undone = undone and undone.undone_by(entry.operation_id, now=entry.updated_at)
         live.supplied |= {event.key}
         live.has_sections |= event.is_in_section
         live.execution.known.note_effect(event, 0)
-        live.entries.append(Entry(event, None, output, raw, True, ledger=entry))
+        live.entries.append(Entry(event, None, output, raw, True, ledger=entry, undone=undone))
