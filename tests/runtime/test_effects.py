@@ -162,6 +162,13 @@ def test_a_lost_answer_is_asked_for_again_under_the_same_key() -> None:
     assert history[1:-1] == ["effect.started", "effect.in_doubt", "effect.started", "effect.succeeded"]
 
 
+def test_attempts_that_did_nothing_are_counted() -> None:
+    SCRIPT[:] = [ConnectionRefusedError("nobody there")] * 4
+    with pytest.raises(ConnectionRefusedError):
+        outcome("charge")
+    assert len(REQUESTS) == QUICK.max_attempts
+
+
 def test_a_lost_answer_is_looked_up() -> None:
     SCRIPT[:] = ["lost"]
     result, (row,), history = outcome("transfer")
