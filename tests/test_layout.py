@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "proxy": {ROOT, "api", "audit"},
     "testing": {ROOT, "api", "audit", "runtime", "store", "observe", "http"} | PURE_BELOW,
     "sync": {"api", "codec", "specs"},
-    ROOT: {"api", "sync", "specs", "store", "runtime"},
+    ROOT: {"api", "sync", "specs", "store", "runtime", "http"},
     "__main__": {"cli"},
 }
 

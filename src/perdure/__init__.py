@@ -60,6 +60,7 @@ from perdure.errors import (
     UnknownNameError,
     UsageError,
 )
+from perdure.http.retries import single_retry_owner
 from perdure.runtime.operation import Operation
 from perdure.specs import CanLookUp, Found, Idempotent, NoGuarantee, NotFound, Retry, Unsure
 from perdure.store.protocol import Status
@@ -126,6 +127,7 @@ __all__ = [
     "saga",
     "section",
     "set_state",
+    "single_retry_owner",
     "sleep",
     "start",
     "step",
