@@ -6,7 +6,7 @@
 The public names are these and no others.
 """
 
-from perdure import sync
+from perdure import http, sync
 from perdure.api.client import Client, HistoryEvent, Run, RunSummary
 from perdure.api.effect import effect, operation, transaction
 from perdure.api.inside import (
@@ -112,6 +112,7 @@ __all__ = [
     "current_run",
     "effect",
     "heartbeat",
+    "http",
     "journal",
     "lane",
     "last_heartbeat",

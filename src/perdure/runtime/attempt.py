@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Protocol
 
 import msgspec
+
+from perdure.clock import MICROSECONDS
+from perdure.http.sender import Requests
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -27,11 +31,48 @@ class Attempt(msgspec.Struct, frozen=True):
     def attempt(self) -> Attempt:
         return self
 
+    def operation_id(self) -> str | None:
+        return None
+
 
 class HasAttempt(Protocol):
     """What runs a body and can tell about it."""
 
     def attempt(self) -> Attempt: ...
+
+
+class Sends(HasAttempt, Protocol):
+    """Whose body may send requests: it knows the id that they carry, if they carry one."""
+
+    def operation_id(self) -> str | None: ...
+
+
+class Outgoing(msgspec.Struct):
+    """In whose name the requests of one attempt leave: a `perdure.http.sender.Sender`.
+
+    It keeps the attempt's own number and end: the body of an attempt that timed out may run on in its thread while the
+    flight is at the next one.
+    """
+
+    of: Sends
+    number: int
+    until: int | None
+    now: Callable[[], int]
+    requests: Requests | None = None
+
+    @property
+    def run_id(self) -> str:
+        return self.of.attempt().run_id
+
+    @property
+    def label(self) -> str:
+        return self.of.attempt().label
+
+    def seconds_left(self) -> float:
+        return math.inf if self.until is None else (self.until - self.now()) / MICROSECONDS
+
+    def operation_id(self) -> str | None:
+        return self.of.operation_id()
 
 
 ATTEMPT: ContextVar[HasAttempt | None] = ContextVar("perdure_attempt", default=None)

@@ -112,6 +112,9 @@ class EffectFlight(Flight):
             self.operations[number] = self.operation_of(self.effects.noter(self), number)
         return self.operations[number]
 
+    def operation_id(self) -> str:
+        return self.entry.operation_id
+
     def operation_of(self, note: Callable[[str], Awaitable[None]] | None, number: int) -> Operation:
         entry = self.entry
         args, kwargs = self.ask.spec.arguments.loads(self.ask.input)

@@ -31,8 +31,9 @@ from perdure.engine.randomness import drawn
 from perdure.errors import EncodeError, RunCancelledError, UsageError
 from perdure.history import events as e
 from perdure.http.classify import classify
+from perdure.http.sender import SENDER
 from perdure.ledger.operations import business_key_of
-from perdure.runtime.attempt import ATTEMPT, LANE, Attempt
+from perdure.runtime.attempt import ATTEMPT, LANE, Attempt, Outgoing
 from perdure.runtime.live import LiveRun
 from perdure.runtime.records import Happened, Record, Unclaimed, records_of, running_children, told_children
 from perdure.runtime.retrying import Again, next_attempt
@@ -735,7 +736,9 @@ class Journal:
         while not wanted.future.done():
             failed += 1
             started_at = self._turns.clock.now()
-            token = ATTEMPT.set(_attempt_of(self, wanted, spec, failed, started_at))
+            attempt = _attempt_of(self, wanted, spec, failed, started_at)
+            token = ATTEMPT.set(attempt)
+            sender = SENDER.set(Outgoing(attempt, failed, None, self._turns.clock.now))
             try:
                 raw = spec.result.dumps(perform())
                 kind: Any = e.StepCompleted
@@ -763,6 +766,7 @@ class Journal:
                 kind = e.StepFailed
             finally:
                 ATTEMPT.reset(token)
+                SENDER.reset(sender)
             self._report_from_thread(wanted, kind, raw, failed, started_at, {})
             return
 

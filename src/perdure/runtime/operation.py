@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from perdure.errors import UsageError
+from perdure.http.sender import header_text
 
 
 class Operation:
@@ -57,7 +58,8 @@ class Operation:
 
         `Idempotency-Key`: IETF draft-ietf-httpapi-idempotency-key-header.
         """
-        return {"Idempotency-Key": self.id, "X-Perdure-Run": self.run_id, "X-Perdure-Attempt": str(self.attempt)}
+        run_id = header_text(self.run_id)
+        return {"Idempotency-Key": self.id, "X-Perdure-Run": run_id, "X-Perdure-Attempt": str(self.attempt)}
 
     def note_request_id(self, request_id: str) -> Awaitable[None]:
         """Keep an id of the request before it is sent: `await op.note_request_id(batch.id)`. Durable when it returns,

@@ -24,7 +24,8 @@ from perdure.engine.calls import Attempts, StepAsk
 from perdure.errors import EncodeError, StepTimeoutError, UsageError
 from perdure.history import events as e
 from perdure.http.classify import classify
-from perdure.runtime.attempt import ATTEMPT, JOURNAL, NUMBER, Attempt
+from perdure.http.sender import SENDER
+from perdure.runtime.attempt import ATTEMPT, JOURNAL, NUMBER, Attempt, Outgoing
 from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.retrying import Again, next_attempt
 from perdure.runtime.threads import DaemonThreads
@@ -79,6 +80,10 @@ class Flight:
             lambda details: performer.beat(self, number, details),
             lambda hint: performer.details(self, hint), performer.provided,
         )  # fmt: skip
+
+    def operation_id(self) -> str | None:
+        """What a request carries as its idempotency key: nothing, in a plain step."""
+        return None
 
     def start_entry(self) -> Entry:
         """The event that says that this step is under way."""
@@ -188,12 +193,18 @@ class Performer:
         body = self._run_async if spec.is_async else self._run_in_thread
         flight.task = self._loop.create_task(body(flight, flight.number, context), context=context)
 
+    def _enter(self, flight: Flight, number: int) -> None:
+        """Say in the body's context whose body it is."""
+        ATTEMPT.set(flight)
+        NUMBER.set(number)
+        until = flight.started_at + round(flight.ask.spec.timeout_seconds * MICROSECONDS)
+        SENDER.set(Outgoing(flight, number, until, self._clock.now))
+
     async def _run_async(self, flight: Flight, number: int, context: contextvars.Context) -> None:
         ask = flight.ask
         try:
             args, kwargs = ask.spec.arguments.loads(ask.input)
-            ATTEMPT.set(flight)
-            NUMBER.set(number)
+            self._enter(flight, number)
             if not self.may_begin():
                 raise _NotNow
             value = await ask.spec.function(*args, **kwargs)
@@ -217,8 +228,7 @@ class Performer:
         ask = flight.ask
         try:
             args, kwargs = ask.spec.arguments.loads(ask.input)
-            ATTEMPT.set(flight)
-            NUMBER.set(number)
+            self._enter(flight, number)
             inside = contextvars.copy_context()
             value = await self._loop.run_in_executor(
                 self._threads, lambda: inside.run(_called, self.may_begin, ask.spec.function, args, kwargs)
