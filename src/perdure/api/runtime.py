@@ -15,6 +15,7 @@ from perdure.api.client import Client, Run, refuse_in_workflow_code
 from perdure.clock import Clock
 from perdure.engine.execution import SECONDS_MAX
 from perdure.errors import StoreError, UsageError
+from perdure.runtime.agreeing import look_at_ledger
 from perdure.runtime.host import Host, Options, catalog_of
 from perdure.specs import WorkflowSpec, is_whole, mapping, seconds
 from perdure.store.protocol import NewRun, Outcome, RunInfo, Store, Write
@@ -90,6 +91,7 @@ class Runtime(Client):
         except BaseException:
             await super().__aexit__()
             raise
+        look_at_ledger(self._store)
         self._host_open.turns.on_standstill = self._endings.notify
         self._endings.is_here = self._holds
         self._host_open.on_change = self._endings.look

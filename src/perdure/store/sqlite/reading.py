@@ -14,12 +14,14 @@ import msgspec
 from perdure.codec.packing import position_of, told
 from perdure.errors import HistoryCorruptError
 from perdure.ledger.entry import LedgerEntry
+from perdure.ledger.states import EffectState
 from perdure.store.protocol import EffectFilter, Filter, Mail, Row, RunInfo, Stored, WorkerInfo
 from perdure.store.sqlite.commit import QUERIES
 from perdure.store.sqlite.connect import connect, leaves_doubts, translated
 from perdure.store.sqlite.rows import ledger_entry, run_info, worker_info
 
 IDLE_READERS_MAX = 4
+OPEN_IN_THE_INDEX = {EffectState.STARTED, EffectState.UNKNOWN, EffectState.FAILED_RETRYABLE}
 
 
 class Readers:
@@ -199,6 +201,8 @@ class Readers:
         if which.status is not None:
             values["status"] = msgspec.json.encode(sorted(which.status)).decode()
         parts = ["list_effects", *(f"and_{name}" for name in values if name != "limit"), "newest_effect_first"]
+        if which.status is not None and which.status <= OPEN_IN_THE_INDEX:
+            parts.insert(1, "and_open")
         query = " ".join(QUERIES[part] for part in parts)
         with self.connection() as connection:
             return [ledger_entry(row) for row in connection.execute(query, values)]

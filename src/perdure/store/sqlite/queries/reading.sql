@@ -100,5 +100,9 @@ AND business_key = :business_key
 -- name: and_before
 AND created_at < :before
 
+-- What follows from such a filter, said so that the index of open effects is used.
+-- name: and_open
+AND status IN ('started', 'unknown', 'failed_retryable')
+
 -- name: newest_effect_first
 ORDER BY created_at DESC, rowid DESC LIMIT :limit
