@@ -128,7 +128,6 @@ class SyncWorkflow(DurableFunction[P, R], Generic[P, R]):
 
 
 AnyWorkflow = Workflow[Any, Any] | SyncWorkflow[Any, Any]
-Durable = (Step, SyncStep, Workflow, SyncWorkflow)
 
 
 class _StepDecorator:
@@ -277,7 +276,7 @@ def workflow(function: Callable[..., Any] | None = None, /, **options: Any) -> A
 
 
 def _make_workflow(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    check_workflow(function, lambda value: isinstance(value, Durable))
+    check_workflow(function, lambda value: isinstance(value, DurableFunction))
     with options_of(function, "workflow", options, WORKFLOW_OPTIONS):
         return _workflow_with(function, **options)
 
