@@ -28,6 +28,7 @@ from perdure.cli.app import app
 from perdure.cli.exits import MEANINGS
 from perdure.history import events
 from perdure.http import classify
+from perdure.ledger.states import TRANSITIONS, EffectState
 from perdure.store.protocol import Status
 
 _PLACE = re.compile(
@@ -73,6 +74,20 @@ STATUS_CHANGES: Mapping[tuple[str, str], str] = {
 def status_picture() -> str:
     lines = [f"    {before} --> {after}: {why}" for (before, after), why in STATUS_CHANGES.items()]
     lines += [f"    {status} --> {NEW}" for status in Status if status.is_final]
+    return "```mermaid\nstateDiagram-v2\n" + "\n".join(lines) + "\n```\n"
+
+
+# ── the states of an effect ─────────────────────────────────────────────────────────────────
+
+
+def effect_states() -> str:
+    lines = [f"    {NEW} --> {EffectState.PENDING}: asked for"]
+    for before, changes in TRANSITIONS.items():
+        ways: dict[EffectState, list[str]] = {}
+        for happening, after in changes.items():
+            ways.setdefault(after, []).append(happening.replace("_", " "))
+        lines += [f"    {before} --> {after}: {', '.join(names)}" for after, names in ways.items()]
+    lines += [f"    {state} --> {NEW}" for state in EffectState if state.is_final]
     return "```mermaid\nstateDiagram-v2\n" + "\n".join(lines) + "\n```\n"
 
 
@@ -337,6 +352,7 @@ def defaults() -> str:
 
 SECTIONS: Mapping[str, Callable[[], str]] = {
     "status": status_picture,
+    "effect_states": effect_states,
     "reasons": reasons,
     "failures": failures,
     "error_tree": error_tree,
