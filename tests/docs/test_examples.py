@@ -62,6 +62,10 @@ PRINTS = {
         tea in French, tea in Greek
         milk in French, milk in Greek
     """,
+    "retry_storm.py": """
+        4 layer(s): given up: HTTPStatusError, 81 requests
+        1 layer(s): given up: HTTPStatusError, 3 requests
+    """,
     "serverless.py new A-1": """
         sent: invoice A-1
         A-1: waiting
