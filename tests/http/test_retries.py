@@ -239,6 +239,16 @@ def test_a_lost_connection_is_not_tried_again_either() -> None:
             manager.request("GET", nobody())
 
 
+def test_google_does_not_send_once_more_over_aiohttp_either() -> None:
+    """It does without retry options, some seconds after a lost connection."""
+    options = module("google.genai.types").HttpOptions
+    with stub(Say(cut=0)) as server, asyncio.Runner() as loop:
+        client = module("google.genai").Client(api_key="key", http_options=options(base_url=server.url))
+        single_retry_owner(client)
+        call = client.aio.models.generate_content
+        assert arrived(server, lambda: call(model="m", contents="hello"), loop) == 1
+
+
 def test_a_client_within_a_client_is_told_too() -> None:
     openai_ = module("openai")
     http = sys.modules[openai_.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0]]
