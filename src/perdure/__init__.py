@@ -8,7 +8,7 @@ The public names are these and no others.
 
 from perdure import http, sync
 from perdure.api.client import Client, HistoryEvent, Run, RunSummary
-from perdure.api.effect import effect, operation, transaction
+from perdure.api.effect import effect, operation, outbox, transaction
 from perdure.api.inside import (
     Child,
     CurrentRun,
@@ -62,6 +62,7 @@ from perdure.errors import (
 )
 from perdure.http.retries import single_retry_owner
 from perdure.runtime.operation import Operation
+from perdure.runtime.relay import OutboxMessage
 from perdure.specs import CanLookUp, Found, Idempotent, NoGuarantee, NotFound, Retry, Unsure
 from perdure.store.protocol import Status
 
@@ -89,6 +90,7 @@ __all__ = [
     "OperationConflict",
     "OperationNotInDoubt",
     "OperationOpen",
+    "OutboxMessage",
     "PerdureError",
     "Retry",
     "Retryable",
@@ -120,6 +122,7 @@ __all__ = [
     "logger",
     "now",
     "operation",
+    "outbox",
     "patched",
     "pivot",
     "random",

@@ -20,6 +20,7 @@ from perdure.ledger.operations import business_key_of
 from perdure.runtime.attempt import ATTEMPT, JOURNAL
 from perdure.runtime.effects import EffectFlight
 from perdure.runtime.operation import Operation
+from perdure.runtime.relay import Outbox
 from perdure.runtime.transactions import Transaction
 from perdure.specs import (
     DEFAULT_TIMEOUT_SECONDS,
@@ -363,3 +364,13 @@ def transaction() -> Any:
     if connection is None:
         raise UsageError("this store is no database: transactional effects need SQLite")
     return connection
+
+
+def outbox() -> Outbox:
+    """The outbox, in the body of a transactional effect: `perdure.outbox().send("emails", {...}, key=order)`.
+
+    UsageError elsewhere."""
+    running = ATTEMPT.get()
+    if not isinstance(running, Transaction):
+        raise UsageError("perdure.outbox() belongs inside the body of an effect with transactional=True")
+    return Outbox(running.post)

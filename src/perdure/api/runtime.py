@@ -17,6 +17,7 @@ from perdure.engine.execution import SECONDS_MAX
 from perdure.errors import StoreError, UsageError
 from perdure.runtime.agreeing import look_at_ledger
 from perdure.runtime.host import Host, Options, catalog_of
+from perdure.runtime.relay import Handler
 from perdure.specs import WorkflowSpec, is_whole, mapping, seconds
 from perdure.store.protocol import NewRun, Outcome, RunInfo, Store, Write
 
@@ -34,6 +35,7 @@ class Runtime(Client):
 
     `store`, `workflows`: see `Client`. `adopt`: which runs it continues: `"all"`, `"own"` (those started or attached to
     through it), `"none"` (those it started itself). `provide`: clients for `perdure.use(Type)` in steps.
+    `outbox`: for each topic what delivers its messages (`perdure.outbox()`), a function of an `OutboxMessage`.
     `lease`: how long a worker may be silent before others take over (default 10 s). `concurrent_runs`,
     `concurrent_steps`, `threads`: caps. `evict_after`: how long a waiting run stays in memory (default 1 s). `grace`:
     how long leaving waits for effects that were sent (default 30 s). `guard`: checked mode (see the docs on
@@ -53,6 +55,7 @@ class Runtime(Client):
         workflows: Iterable[Any] = (),
         adopt: Adopt = "all",
         provide: Mapping[type, Any] | None = None,
+        outbox: Mapping[str, Handler] | None = None,
         lease: timedelta | float = 10.0,
         evict_after: timedelta | float = 1.0,
         concurrent_runs: int = 1_000,
@@ -75,7 +78,7 @@ class Runtime(Client):
             lease_seconds=seconds(lease, what="lease"), evict_after_seconds=seconds(evict_after, what="evict_after"),
             grace_seconds=seconds(grace, what="grace"),
             runs_max=concurrent_runs, steps_max=concurrent_steps, threads_max=threads, adopt=adopt,
-            provided=_provided(provide), guard=guard,
+            provided=_provided(provide), outbox=_handlers(outbox), guard=guard,
         )  # fmt: skip
         self._catalog = catalog_of(self._workflows)
         self._host_open: Host | None = None
@@ -224,6 +227,13 @@ class Runtime(Client):
 
     def _spec_of(self, info: RunInfo) -> WorkflowSpec | None:
         return self._catalog.get((info.workflow, info.version))
+
+
+def _handlers(given: Mapping[str, Handler] | None) -> Mapping[str, Handler]:
+    handlers = mapping(given) if given is not None else {}
+    if handlers is None or not all(isinstance(topic, str) and callable(handler) for topic, handler in handlers.items()):
+        raise UsageError(f"outbox={given!r}: a dict of topics and what delivers them, as in outbox={{'emails': send}}")
+    return handlers
 
 
 def _provided(given: Any) -> dict[type, Any]:

@@ -21,6 +21,7 @@ from perdure.engine import exact
 from perdure.errors import StoreError
 from perdure.runtime.lease import Lease
 from perdure.runtime.live import LiveRun
+from perdure.runtime.relay import Handler, Relay
 from perdure.runtime.turn import Turns
 from perdure.runtime.writer import Writer
 from perdure.specs import WorkflowSpec
@@ -52,6 +53,7 @@ class Options(msgspec.Struct, frozen=True):
     threads_max: int = 32
     retry_after_death_seconds: tuple[float, ...] = RETRY_AFTER_DEATH_SECONDS
     adopt: Literal["all", "own", "none"] = "all"
+    outbox: Mapping[str, Handler] = msgspec.field(default_factory=dict[str, Handler])
     provided: Mapping[type, Any] = msgspec.field(default_factory=dict[type, Any])
     compare_all_inputs: bool = False
     guard: bool = False
@@ -126,6 +128,8 @@ class Host:
             monotonic=options.stopwatch,
         )  # fmt: skip
         self.turns.performer.may_begin = self.lease.is_valid
+        self.relay = Relay(store, clock, self.worker, options.outbox, self.lease.is_valid)
+        self.turns.on_posts = self.relay.look
         self._loop.call_soon(self._poll)
 
     # ── taking runs ──────────────────────────────────────────────────────────────────────────
@@ -321,13 +325,14 @@ class Host:
         """Whether nothing happens until time passes or something comes from outside."""
         turns = self.turns
         is_idle = self.writer.is_idle and not self._kick_is_scheduled and not turns.performer.running
-        return is_idle and all(map(turns.parking.is_still, turns.live.values()))
+        return is_idle and self.relay.is_idle and all(map(turns.parking.is_still, turns.live.values()))
 
     @property
     def is_quiet(self) -> bool:
         """Whether nothing is under way: what is left only waits."""
         return (
             self.writer.is_idle
+            and self.relay.is_idle
             and not self._kick_is_scheduled
             and all(map(self._only_waits, self.turns.live.values()))
         )
@@ -386,6 +391,7 @@ class Host:
         for handle in (self._poll_handle, self._alarm):
             if handle is not None:
                 handle.cancel()
+        await self.relay.close()
         self.turns.performer.close()
         for live in list(self.turns.live.values()):
             self.turns.forget(live)

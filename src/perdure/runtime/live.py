@@ -14,7 +14,7 @@ from perdure.engine.calls import Ask, Command, Key, WaitingSet
 from perdure.engine.execution import Execution
 from perdure.history import events as e
 from perdure.history.chain import link
-from perdure.store.protocol import Append, Blob, Change, Letter, NewRun, Row, RunInfo, Status, Watch
+from perdure.store.protocol import Append, Blob, Change, Letter, NewRun, Post, Row, RunInfo, Status, Watch
 
 if TYPE_CHECKING:
     from perdure.clock import Alarm
@@ -252,11 +252,13 @@ class LiveRun:
         self.under_way = written
         return append
 
-    def alone(self, append_id: bytes, entry: Entry, now: int) -> Append:
+    def alone(self, append_id: bytes, entry: Entry, now: int, posts: tuple[Post, ...] = ()) -> Append:
         """An append of this one entry, while nothing else of the run is being written."""
         rows, blobs = self._rows((entry,), now)
-        effects = _rows_of_ledger((entry,))
-        return Append(append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs), effects=effects)
+        return Append(
+            append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs),
+            effects=_rows_of_ledger((entry,)), posts=posts,
+        )  # fmt: skip
 
     def _rows(self, entries: Sequence[Entry], now: int) -> tuple[list[Row], list[Blob]]:
         rows: list[Row] = []

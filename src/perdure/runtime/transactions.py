@@ -24,7 +24,7 @@ from perdure.runtime.attempt import ATTEMPT, Attempt
 from perdure.runtime.live import Entry, Written
 from perdure.runtime.performer import PUT_OFF_MICROSECONDS
 from perdure.runtime.retrying import Again, next_attempt
-from perdure.store.protocol import Append, Done, Outcome
+from perdure.store.protocol import Append, Done, Outcome, Post
 
 if TYPE_CHECKING:
     from perdure.runtime.effects import EffectFlight
@@ -41,6 +41,16 @@ class Transaction:
         self._flight = flight
         self.connection = connection
         self.operation: Operation = flight.operation_of(None, flight.entry.attempts)
+        self.posted: list[tuple[str, str, bytes]] = []
+
+    def post(self, topic: str, key: str, payload: bytes) -> None:
+        """Have a message delivered once this transaction is committed."""
+        self.posted.append((topic, key, payload))
+
+    def posts(self, rid: int, now: int) -> tuple[Post, ...]:
+        """What was posted, each under an id of its own."""
+        operation = self.operation.id
+        return tuple(Post(f"{operation}:{place}", rid, *what, now) for place, what in enumerate(self.posted))
 
     def attempt(self) -> Attempt:
         """What the body can ask about itself."""
@@ -106,6 +116,7 @@ class Transactions:
         if isinstance(outcome, Done):
             flight.entry = body.entry
             self._turns.effects.finish(flight)
+            self._turns.on_posts()
         self._turns.committed(live, outcome)
 
     def _failed(self, flight: EffectFlight, error: BaseException) -> None:
@@ -135,13 +146,13 @@ class _Body:
     def __call__(self, connection: Any) -> Append:
         self.error = None
         try:
-            value, reference = self._run(connection)
-            return self._record(value, reference)
+            value, running = self._run(connection)
+            return self._record(value, running)
         except BaseException as error:
             self.error = error
             raise
 
-    def _run(self, connection: Any) -> tuple[Any, str | None]:
+    def _run(self, connection: Any) -> tuple[Any, Transaction]:
         spec = self.flight.spec
         args, kwargs = spec.arguments.loads(self.flight.ask.input)
         running = Transaction(self.flight, connection)
@@ -162,15 +173,16 @@ class _Body:
                 connection.set_progress_handler(None, 0)
         if time.monotonic() > until:
             raise StepTimeoutError(too_long)
-        return value, running.operation.reference
+        return value, running
 
-    def _record(self, value: Any, reference: str | None) -> Append:
+    def _record(self, value: Any, running: Transaction) -> Append:
         flight, live, ask = self.flight, self.flight.live, self.flight.ask
         try:
             raw = flight.spec.result.dumps(value)
         except EncodeError as error:
             raise error.about(f"the result of {ask.name}()") from None
         packed_in, output = pack(ask.input, Memo()), pack(raw, Memo())
+        reference = running.operation.reference
         entry = flight.entry.moved(Happening.RETURNED, now=self._now)
         entry = entry._replace(
             external_ref=reference, response_hash=output.digest,
@@ -183,7 +195,7 @@ class _Body:
         )  # fmt: skip
         undone = flight.undone and flight.undone.undone_by(entry.operation_id, now=self._now)
         recorded = Entry(event, packed_in if kept else None, output, raw, True, ledger=entry, undone=undone)
-        append = live.alone(self.intent.id, recorded, self._now)
+        append = live.alone(self.intent.id, recorded, self._now, running.posts(live.rid, self._now))
         self.entry = entry
         self.written = Written(append, (recorded,), ())
         return append

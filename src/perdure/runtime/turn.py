@@ -118,6 +118,7 @@ class Turns:
         self.on_interruption = self.interrupted
         self.on_standstill: Callable[[int, Standstill], None] = lambda rid, how: None
         self.on_gone: Callable[[LiveRun], None] = lambda _: None
+        self.on_posts: Callable[[], None] = lambda: None
         self.on_letters: Callable[[], None] = lambda: None
         self.on_trouble: Callable[[], None] = lambda: None
         self.on_child: Callable[[str], None] = lambda _: None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from perdure.store.protocol import (
     Moved,
     NewRun,
     Outcome,
+    Post,
     Row,
     RunInfo,
     Status,
@@ -98,6 +99,13 @@ class _Run:
 
 
 @dataclass(slots=True)
+class _Post:
+    post: Post
+    taken_by: str | None = None
+    taken_until: int = 0
+
+
+@dataclass(slots=True)
 class _Worker:
     info: WorkerInfo
     is_alive: bool = True
@@ -112,6 +120,7 @@ class _Shared:
     by_id: dict[str, int] = field(default_factory=dict[str, int])
     workers: dict[str, _Worker] = field(default_factory=dict[str, _Worker])
     effects: dict[str, LedgerEntry] = field(default_factory=dict[str, LedgerEntry])
+    posts: dict[str, _Post] = field(default_factory=dict[str, "_Post"])
     pruned: dict[int, tuple[str, int, bytes]] = field(default_factory=dict[int, tuple[str, int, bytes]])
     next_rid: int = 1
     next_mail_id: int = 1
@@ -277,6 +286,9 @@ class MemoryStore:
         for entry in append.effects:
             there_already = self._shared.effects.get(entry.operation_id, entry)
             self._shared.effects[entry.operation_id] = entry._replace(created_at=there_already.created_at)
+        for post in append.posts:
+            number = len(self._shared.posts) + 1
+            self._shared.posts.setdefault(post.post_id, _Post(post._replace(number=number)))
         if append.change is not None:
             self._change(run, append.change)
         for sent in append.letters:
@@ -385,6 +397,7 @@ class MemoryStore:
     def leave(self, worker: str) -> None:
         with self._shared.lock:
             self.give_back(worker, but={})
+            self._free_posts(worker)
             self._shared.workers.pop(worker, None)
             self._entered.discard(worker)
 
@@ -414,6 +427,8 @@ class MemoryStore:
             for run in lost:
                 run.lost_owner, run.lost_how = dead, "proof" if proven else "suspicion"
                 self._bury(run, _death(run, suspects, retry_after) if proven else None)
+            if proven:
+                self._free_posts(dead)
             del self._shared.workers[dead]
             return len(lost)
 
@@ -560,6 +575,59 @@ class MemoryStore:
             newest_last = sorted(self._shared.effects.values(), key=lambda entry: entry.created_at)
             return [entry for entry in reversed(newest_last) if _is_wanted(entry, which)][: which.limit]
 
+    # ── the outbox ───────────────────────────────────────────────────────────────────────────
+    def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:
+        with self._shared.lock:
+            taken = [held for held in self._in_order() if held.post.topic in topics and self._is_due(held, now)]
+            for held in taken[:limit]:
+                held.taken_by, held.taken_until = worker, until
+            if taken:
+                self._count_commit()
+            return [held.post for held in taken[:limit]]
+
+    def _in_order(self) -> list[_Post]:
+        return sorted(self._shared.posts.values(), key=lambda held: held.post.number)
+
+    def _is_due(self, held: _Post, now: int) -> bool:
+        post = held.post
+        if post.status != "waiting" or post.next_at > now or (held.taken_by is not None and held.taken_until > now):
+            return False
+        return not any(
+            (other.post.topic, other.post.key) == (post.topic, post.key)
+            and other.post.number < post.number
+            and other.post.status != "sent"
+            for other in self._shared.posts.values()
+        )
+
+    def settle_post(self, worker: str, post: Post) -> bool:
+        with self._shared.lock:
+            held = self._shared.posts.get(post.post_id)
+            if held is None or held.taken_by != worker:
+                return False
+            held.post, held.taken_by, held.taken_until = post, None, 0
+            self._count_commit()
+            return True
+
+    def revive_post(self, post_id: str, *, now: int) -> bool:
+        with self._shared.lock:
+            held = self._shared.posts.get(post_id)
+            if held is None or held.post.status != "dead":
+                return False
+            held.post = held.post._replace(status="waiting", attempts=0, next_at=now)
+            held.taken_by = None
+            self._count_commit()
+            return True
+
+    def posts(self, *, topic: str | None = None, status: str | None = None, limit: int = 100) -> list[Post]:
+        with self._shared.lock:
+            found = [held.post for held in self._in_order()]
+        return [p for p in found if topic in {None, p.topic} and status in {None, p.status}][:limit]
+
+    def _free_posts(self, worker: str) -> None:
+        for held in self._shared.posts.values():
+            if held.taken_by == worker:
+                held.taken_by = None
+
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:
         with self._shared.lock:
@@ -581,6 +649,9 @@ class MemoryStore:
 
     def _is_prunable(self, run: _Run, ended_before: int) -> bool:
         if not run.info.status.is_final or run.info.updated_at >= ended_before:
+            return False
+        posts = self._shared.posts.values()
+        if any(held.post.rid == run.info.rid and held.post.status != "sent" for held in posts):
             return False
         parent = self._named(run.info.parent_run_id) if run.info.parent_run_id is not None else None
         return parent is None or parent.info.status.is_final

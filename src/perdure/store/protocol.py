@@ -13,7 +13,7 @@ Times are microseconds since the epoch, UTC. Digests are 32 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -129,6 +129,27 @@ class Change(NamedTuple):
     ending: bytes | None = None
 
 
+class Post(NamedTuple):
+    """A message of the outbox, on its way to the handler of its topic.
+
+    `post_id` is the id of the operation that posted it, and its place among what that posted (`<operation>:0`).
+    Messages of one topic and key are delivered in the order of `number`, each after the one before it was sent; a dead
+    one holds up what follows. `status`: waiting (until `next_at` at least), sent, dead. Times in microseconds.
+    """
+
+    post_id: str
+    rid: int
+    topic: str
+    key: str
+    payload: bytes
+    created_at: int
+    status: str = "waiting"
+    attempts: int = 0
+    next_at: int = 0
+    error: str = ""
+    number: int = 0
+
+
 class Append(msgspec.Struct, frozen=True, gc=False):
     """Add rows to a run's history: all or nothing, if the run still has `expected_length` events and `epoch`.
 
@@ -137,7 +158,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     transaction; if a new run's id exists already the whole append is refused with `Exists`, if there is no run to watch
     with `Missing`. A letter of an append whose addressee has ended, or does not exist, is dropped. `effects` are rows
     of the ledger, new or in place of the row of the same operation id; if one of them belongs to another run the whole
-    append is refused with `Held`.
+    append is refused with `Held`. `posts` are messages for the outbox; one whose id is there already changes nothing.
 
     Judged in this order: Missing, the same append again, Fenced, Ended, Moved, Exists, Held. A plain append (rows and
     blobs alone) does not touch the index row, so `updated_at` stands still.
@@ -155,6 +176,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     watches: tuple[Watch, ...] = ()
     letters: tuple[Letter, ...] = ()
     effects: tuple[LedgerEntry, ...] = ()
+    posts: tuple[Post, ...] = ()
 
 
 class Letter(NamedTuple):
@@ -456,11 +478,31 @@ class Store(Protocol):
 
     def effects(self, which: EffectFilter) -> list[LedgerEntry]: ...
 
+    # ── the outbox ───────────────────────────────────────────────────────────────────────────
+    def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:
+        """Take up to `limit` messages of these topics that are due: the first of its key that is not sent, and nobody
+        else's. They are the worker's until `until`, or until it is proven dead."""
+        ...
+
+    def settle_post(self, worker: str, post: Post) -> bool:
+        """Write what became of a message that the worker has taken: its status, attempts, `next_at` and error. False:
+        it is not the worker's any more, and nothing changes."""
+        ...
+
+    def revive_post(self, post_id: str, *, now: int) -> bool:
+        """Let a dead message be tried again, its attempts counted anew. False if there is no such dead message."""
+        ...
+
+    def posts(self, *, topic: str | None = None, status: str | None = None, limit: int = 100) -> list[Post]:
+        """Messages of the outbox, oldest first."""
+        ...
+
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:
         """Delete up to `limit` finished runs with their events, blobs and mail, each run whole; what stays is one line
         per run: run id, rid, length, chain head, times, and its operations of scope `global`, for others still ask for
-        them. A finished child whose parent still runs is kept."""
+        them. A finished child whose parent still runs is kept, and so is a run that has posted what is not sent.
+        """
         ...
 
     def heads(self) -> Iterator[tuple[str, int, int, bytes]]:

@@ -13,7 +13,7 @@ It wraps any store. Reads pass through, until it has crashed: a dead process rea
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from perdure.errors import StoreError
@@ -25,6 +25,7 @@ from perdure.store.protocol import (
     Filter,
     Mail,
     Outcome,
+    Post,
     Row,
     RunInfo,
     Store,
@@ -151,6 +152,20 @@ class CrashingStore:
         if due is None or due > now:
             return []
         return self._write(lambda: self.inner.claim(worker, now=now, limit=limit, known=known, only=only))
+
+    def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:
+        if not any(post.status == "waiting" for post in self.posts()):
+            return []
+        return self._write(lambda: self.inner.take_posts(worker, topics=topics, now=now, until=until, limit=limit))
+
+    def settle_post(self, worker: str, post: Post) -> bool:
+        return self._write(lambda: self.inner.settle_post(worker, post))
+
+    def revive_post(self, post_id: str, *, now: int) -> bool:
+        return self._write(lambda: self.inner.revive_post(post_id, now=now))
+
+    def posts(self, *, topic: str | None = None, status: str | None = None, limit: int = 100) -> list[Post]:
+        return self._living(lambda: self.inner.posts(topic=topic, status=status, limit=limit))
 
     def prune(self, *, ended_before: int, limit: int) -> int:
         return self._write(lambda: self.inner.prune(ended_before=ended_before, limit=limit))

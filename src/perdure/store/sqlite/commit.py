@@ -50,7 +50,7 @@ def append_alone(connection: sqlite3.Connection, facts: Facts, write: Write) -> 
     """
     if not isinstance(write, Append) or len(write.rows) != 1 or write.blobs or write.taken:
         return None
-    if write.change is not None or write.new_runs or write.watches or write.letters or write.effects:
+    if write.change is not None or write.new_runs or write.watches or write.letters or write.effects or write.posts:
         return None
     rid, length = write.rid, write.expected_length
     if facts.standing.get(rid) != (write.epoch, length):
@@ -217,8 +217,10 @@ class Commit:
             self._blobs.append((rid, digest, body))
         for mail_id in append.taken:
             self._taken.append((mail_id, rid))
-        if append.change is not None or append.new_runs or append.watches or append.letters or append.effects:
+        if append.change is not None or append.new_runs or append.watches or append.letters:
             self._record_others(append)
+        elif append.effects or append.posts:
+            self._record_effects(append)
         return Done(rid, length)
 
     def _record_others(self, append: Append) -> None:
@@ -227,12 +229,17 @@ class Commit:
             self._create(new)
         for watch in append.watches:
             self._watch(watch)
-        for entry in append.effects:
-            self._sql("write_effect", *entry)
+        self._record_effects(append)
         if append.change is not None:
             self._change(append.rid, append.change)
         for letter in append.letters:
             self._send(letter)
+
+    def _record_effects(self, append: Append) -> None:
+        for entry in append.effects:
+            self._sql("write_effect", *entry)
+        for post in append.posts:
+            self._sql("insert_post", *post[:10])
 
     # ── changes of the index row ─────────────────────────────────────────────────────────────
     def _change(self, rid: int, change: Change) -> None:

@@ -120,6 +120,11 @@ class Readers:
         with self.connection() as connection:
             return connection.execute(QUERIES[name], parameters).fetchall()
 
+    def named(self, name: str, values: dict[str, Any]) -> list[Any]:
+        """All rows of a query whose parameters have names."""
+        with self.connection() as connection:
+            return connection.execute(QUERIES[name], values).fetchall()
+
     def first(self, name: str, *parameters: Any) -> Any:
         """The first row, or None."""
         with self.connection() as connection:

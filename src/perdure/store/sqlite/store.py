@@ -10,7 +10,7 @@ import socket
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -26,13 +26,14 @@ from perdure.store.protocol import (
     Filter,
     Mail,
     Outcome,
+    Post,
     Row,
     RunInfo,
     Stored,
     WorkerInfo,
     Write,
 )
-from perdure.store.sqlite import care, forks, guests, workers
+from perdure.store.sqlite import care, forks, guests, outbox, workers
 from perdure.store.sqlite.commit import QUERIES, Commit, append_alone
 from perdure.store.sqlite.locks import Liveness, check_disk, check_locks_hold
 from perdure.store.sqlite.reading import Readers
@@ -183,6 +184,7 @@ class SqliteStore:
         self._check_usable()
         with self._writer as connection:
             connection.execute(QUERIES["leave_runs"], {"worker": worker, "now": self._clock.now()})
+            connection.execute(QUERIES["free_posts"], (worker,))
             connection.execute(QUERIES["delete_worker"], (worker,))
             self._writer.facts.forget()
         self._liveness.remove(worker)
@@ -278,6 +280,29 @@ class SqliteStore:
     def effects(self, which: EffectFilter) -> list[LedgerEntry]:
         self._check_usable()
         return self._readers.effects(which)
+
+    # ── the outbox ───────────────────────────────────────────────────────────────────────────
+    def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:
+        self._check_usable()
+        if not any(self._readers.named("due_posts", {"topic": topic, "now": now, "limit": 1}) for topic in topics):
+            return []  # most looks end here, and keep nobody from writing
+        with self._writer as connection:
+            return outbox.take(connection, worker, topics=topics, now=now, until=until, limit=limit)
+
+    def settle_post(self, worker: str, post: Post) -> bool:
+        self._check_usable()
+        with self._writer as connection:
+            return outbox.settle(connection, worker, post)
+
+    def revive_post(self, post_id: str, *, now: int) -> bool:
+        self._check_usable()
+        with self._writer as connection:
+            return connection.execute(QUERIES["revive_post"], (now, post_id)).rowcount == 1
+
+    def posts(self, *, topic: str | None = None, status: str | None = None, limit: int = 100) -> list[Post]:
+        self._check_usable()
+        values = {"topic": topic, "status": status, "limit": limit}
+        return [Post._make(row) for row in self._readers.named("list_posts", values)]
 
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:

@@ -46,6 +46,8 @@ def bury(
     deaths = _count_deaths(connection, owned, retry_after) if proven else {}
     for run in owned:
         _free(connection, run, deaths.get(run.rid), dead=dead, how="proof" if proven else "suspicion", now=now)
+    if proven:  # else it may be delivering: what it has taken is its own until then
+        connection.execute(QUERIES["free_posts"], (dead,))
     connection.execute(QUERIES["delete_worker"], (dead,))
     return [run.rid for run in owned]
 

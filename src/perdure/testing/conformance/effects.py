@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.ledger import EffectState, LedgerEntry
-from perdure.store.protocol import Append, Done, EffectFilter, Ended, Exists, Fenced, Held, Missing, Moved
+from perdure.store.protocol import Append, Done, EffectFilter, Ended, Exists, Fenced, Held, Missing, Moved, Post
 from perdure.testing.conformance.base import ENDED, StoreCase, append, new_run, rows
 
 
@@ -148,6 +148,93 @@ class EffectPromises(StoreCase):
             self.store.transact(intent_of(append(rid, 1)), breaks)
         assert self.everything() == before
         self.done(append(rid, 1))
+
+    # ── the outbox ───────────────────────────────────────────────────────────────────────────
+    def post(self, *posts: Post) -> None:
+        rid = self.start(f"run {posts[0].post_id}")
+        self.done(append(rid, 1, posts=tuple(post._replace(rid=rid) for post in posts)))
+
+    def take(self, worker: str = "w", **changed: Any) -> list[str]:
+        given: dict[str, Any] = {"topics": ("t",), "now": 100, "until": 200, "limit": 10, **changed}
+        return [post.post_id for post in self.store.take_posts(worker, **given)]
+
+    def settle(self, worker: str, post_id: str, **changed: Any) -> bool:
+        (post,) = (post for post in self.store.posts() if post.post_id == post_id)
+        return self.store.settle_post(worker, post._replace(**changed))
+
+    def test_a_message_is_posted_with_its_append_and_once(self) -> None:
+        self.post(message("a"))
+        self.post(message("b"), message("a", payload=b"other"))
+        assert [(p.post_id, p.payload) for p in self.store.posts()] == [("a", b"1"), ("b", b"1")]
+        rid = self.start("refused")
+        assert isinstance(self.write(append(rid, 7, posts=(message("c"),))), Moved)
+        assert len(self.again().posts()) == 2
+
+    def test_a_message_is_taken_by_one_at_a_time(self) -> None:
+        self.post(message("a"))
+        self.enter("v")
+        assert self.take("w") == ["a"]
+        assert self.take("v") == []
+        assert not self.settle("v", "a", status="sent")
+        assert self.settle("w", "a", status="sent", attempts=1)
+        assert self.take("v", now=10_000) == []
+        assert self.store.posts(status="sent")[0].attempts == 1
+
+    def test_what_was_taken_is_anybodys_again_after_its_time(self) -> None:
+        self.post(message("a"))
+        assert self.take("w", until=200) == ["a"]
+        assert self.take("v", now=199) == []
+        assert self.take("v", now=200, until=300) == ["a"]
+        assert not self.settle("w", "a", status="sent")
+
+    def test_what_a_dead_worker_has_taken_is_free_at_once_on_proof_alone(self) -> None:
+        self.post(message("a"))
+        self.enter("v")
+        assert self.take("v") == ["a"]
+        self.kill(self.store, "v")
+        self.store.take_over("v", proven=True, retry_after=[0.0])
+        assert self.take("w") == ["a"]
+
+    def test_messages_of_a_key_follow_each_other(self) -> None:
+        self.post(message("a1", key="a"), message("b1", key="b"), message("a2", key="a"))
+        assert self.take() == ["a1", "b1"]
+        assert self.take() == []
+        assert self.settle("w", "a1", status="waiting", attempts=1, next_at=150)
+        assert self.take(now=149) == []
+        assert self.take(now=150) == ["a1"]
+        assert self.settle("w", "a1", status="sent", attempts=2)
+        assert self.take() == ["a2"]
+
+    def test_a_dead_message_holds_up_its_key_until_it_is_revived(self) -> None:
+        self.post(message("a1", key="a"), message("a2", key="a"))
+        assert self.take() == ["a1"]
+        assert self.settle("w", "a1", status="dead", attempts=10, error="no")
+        assert self.take() == []
+        assert [post.post_id for post in self.store.posts(status="dead")] == ["a1"]
+        assert not self.store.revive_post("a2", now=100)
+        assert self.store.revive_post("a1", now=100)
+        assert self.take() == ["a1"]
+
+    def test_only_the_topics_asked_for_are_taken(self) -> None:
+        self.post(message("a", topic="t"), message("b", topic="u"))
+        assert self.take(topics=("u",)) == ["b"]
+        assert self.take(topics=()) == []
+        assert [post.post_id for post in self.store.posts(topic="t")] == ["a"]
+
+    def test_what_is_not_sent_keeps_its_run_from_being_pruned(self) -> None:
+        rid = self.start()
+        self.done(append(rid, 1, posts=(message("a")._replace(rid=rid),)))
+        self.done(append(rid, 2, change=ENDED))
+        self.clock.advance(10)
+        assert self.store.prune(ended_before=self.clock.now(), limit=10) == 0
+        assert self.take() == ["a"]
+        assert self.settle("w", "a", status="sent")
+        assert self.store.prune(ended_before=self.clock.now(), limit=10) == 1
+
+
+def message(post_id: str, **fields: Any) -> Post:
+    given: dict[str, Any] = {"rid": 0, "topic": "t", "key": post_id, "payload": b"1", "created_at": 5}
+    return Post(post_id, **{**given, **fields})
 
 
 def intent_of(filled: Append) -> Append:

@@ -107,6 +107,26 @@ CREATE INDEX effects_by_run ON effects (rid);
 CREATE INDEX effects_by_key ON effects (business_key);
 CREATE INDEX effects_open ON effects (status) WHERE status IN ('started', 'unknown', 'failed_retryable');
 
+-- The outbox: messages that are delivered after the transaction in which they were posted.
+CREATE TABLE outbox (
+    number INTEGER PRIMARY KEY,
+    post_id TEXT NOT NULL UNIQUE,       -- operation id:place
+    rid INTEGER NOT NULL,
+    topic TEXT NOT NULL,
+    key TEXT NOT NULL,
+    payload BLOB NOT NULL,
+    created_at INTEGER NOT NULL,
+    status TEXT NOT NULL,
+    attempts INTEGER NOT NULL,
+    next_at INTEGER NOT NULL,
+    error TEXT NOT NULL,
+    taken_by TEXT,
+    taken_until INTEGER NOT NULL DEFAULT 0
+) STRICT;
+
+CREATE INDEX outbox_unsent ON outbox (topic, key, number) WHERE status <> 'sent';
+CREATE INDEX outbox_by_run ON outbox (rid);
+
 -- Who is told when a run ends.
 CREATE TABLE watchers (
     rid INTEGER NOT NULL,

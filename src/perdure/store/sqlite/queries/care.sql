@@ -5,7 +5,7 @@ SELECT rid FROM runs
 WHERE status IN ('completed', 'failed', 'cancelled') AND updated_at < :ended_before AND NOT EXISTS (
     SELECT 1 FROM runs AS parent
     WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('completed', 'failed', 'cancelled')
-)
+) AND NOT EXISTS (SELECT 1 FROM outbox WHERE outbox.rid = runs.rid AND outbox.status <> 'sent')
 ORDER BY updated_at, rid LIMIT :limit;
 
 -- name: keep_head
