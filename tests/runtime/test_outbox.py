@@ -66,7 +66,7 @@ def test_messages_follow_the_commit_in_order_and_once(path: str) -> None:
             for number in range(5):
                 assert await placed(runtime, number) == number
             await eventually(lambda: len(DELIVERED) == 10)
-            assert host_of(runtime).store.posts(status="waiting") == []
+            await eventually(lambda: host_of(runtime).store.posts(status="waiting") == [])
 
     run_async(main())
     assert all(said(number) == ["thanks", "invoice"] for number in range(5))

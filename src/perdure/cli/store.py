@@ -6,17 +6,29 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-from perdure.api.client import Client
+from perdure.api.client import Client, when
 from perdure.api.operations import EffectState, OperationSummary
 from perdure.audit.verify import verify as verify_store
 from perdure.cli.exits import ExitCode
 from perdure.cli.inbox import operation_json
 from perdure.cli.options import JsonOption, StoreOption, existing_store, seconds_from
 from perdure.cli.show import counted, moment, print_json, print_table, say, short
+from perdure.errors import UnknownNameError
+from perdure.store.protocol import Post
+
+
+class PostStatus(StrEnum):
+    """How a message of the outbox stands."""
+
+    WAITING = "waiting"
+    SENT = "sent"
+    DEAD = "dead"
+
 
 app = typer.Typer(no_args_is_help=True, help="Care for the store.")
 
@@ -116,6 +128,39 @@ def _row_of(each: OperationSummary) -> Sequence[str]:
     return (
         each.id, each.status, each.action + revision, each.key, each.run_id, each.call, str(each.attempts),
         moment(each.updated_at), " ".join([each.reference or "", *each.references]).strip(), short(each.note),
+    )  # fmt: skip
+
+
+@app.command()
+def outbox(
+    topic: Annotated[str | None, typer.Option(help="Only messages of this topic.", show_default=False)] = None,
+    status: Annotated[PostStatus | None, typer.Option(help="Only those that stand so.", show_default=False)] = None,
+    revive: Annotated[
+        str | None, typer.Option(metavar="ID", help="Have a dead message tried again.", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 100,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:
+    """List the messages of the outbox, oldest first; or have a dead one tried again."""
+    with existing_store(store) as opened:
+        if revive is not None and not opened.revive_post(revive, now=time.time_ns() // 1_000):
+            raise UnknownNameError("dead message", revive, [post.post_id for post in opened.posts(status="dead")])
+        posts = opened.posts(topic=topic, status=None if status is None else str(status), limit=limit)
+    if json:
+        print_json([{**post._asdict(), "payload": post.payload.decode()} for post in posts])
+    elif revive is not None:
+        say(f"{revive} is tried again")
+    else:
+        columns = ("message", "topic", "key", "state", "attempts", "posted", "payload", "last error")
+        print_table(columns, [_row_of_post(post) for post in posts], empty="no messages")
+    return ExitCode.OK
+
+
+def _row_of_post(post: Post) -> Sequence[str]:
+    return (
+        post.post_id, post.topic, post.key, post.status, str(post.attempts), moment(when(post.created_at)),
+        short(post.payload.decode()), short(post.error),
     )  # fmt: skip
 
 
