@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# pyright: reportPrivateUsage=false
 import asyncio
 import contextlib
 import sqlite3
@@ -251,3 +252,26 @@ async def asks() -> None:
 def test_a_transaction_belongs_into_a_transactional_effect(path: str) -> None:
     with pytest.raises(UsageError, match="transactional=True"):
         outcome(path, asks.call())
+
+
+def test_it_begins_when_what_else_the_run_writes_is_written(path: str) -> None:
+    """It comes while an append of its run is under way, after which nothing else would be written."""
+
+    async def main() -> None:
+        async with Runtime(path, workflows=[sells]) as runtime:
+            turns = host_of(runtime).turns
+            begin, begun = turns.transactions.begin, list[Any]()
+
+            def begin_while_writing(flight: Any) -> None:
+                if not begun:
+                    turns.writer._lone_seconds = 1.0  # so that it is written by a thread, and takes a while
+                    turns.mark(flight.live)
+                    turns.writer._flush()
+                    assert flight.live.under_way is not None
+                begun.append(flight)
+                begin(flight)
+
+            turns.transactions.begin = begin_while_writing  # type: ignore[method-assign]
+            assert await _result(runtime) == 1
+
+    run_async(main())

@@ -105,7 +105,8 @@ class Transactions:
         elif error is not None:
             live.under_way, flight.is_in_transaction = None, False
             self._failed(flight, error)
-            self._turns.mark(live)
+            if live.has_something_to_write:
+                self._turns.mark(live)
         else:
             self._told(flight, body, working.result())
 

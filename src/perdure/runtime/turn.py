@@ -447,7 +447,7 @@ class Turns:
             self.ends.end(live)
         else:
             self.set_alarm(live)
-            if live.has_more_than_lazy or execution.state is not live.state_written:
+            if live.has_more_than_lazy or live.then or execution.state is not live.state_written:
                 self.mark(live)
 
     # ── perform ──────────────────────────────────────────────────────────────────────────────
