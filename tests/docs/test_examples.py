@@ -83,6 +83,15 @@ PRINTS = {
         run booking was cancelled
         cancel again: cancelled
     """,
+    "trip.py": """
+          booked: flight
+          booked: car
+          cancelled: car
+          cancelled: flight
+        no hotel is left
+        saga: undone: book 'car', book 'flight'
+        still booked: []
+    """,
 }
 """What each command prints. Those of one file follow each other in one folder."""
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, assert_type
 
 import perdure
-from perdure import Child, Client, Retry, Run, Runtime, Worker, step, workflow
+from perdure import Child, Client, Retry, Run, Runtime, Worker, effect, step, workflow
 from perdure.api.calls import Call
 
 
@@ -69,6 +69,43 @@ async def notify(claim: Claim) -> None:
     assert_type(perdure.last_heartbeat(int), int | None)
     assert_type(perdure.last_heartbeat(), Any)
     assert_type(perdure.attempt().number, int)
+
+
+@effect(downstream=perdure.Idempotent())
+async def charge(claim: Claim, cents: int) -> Plan:
+    return Plan([str(cents)])
+
+
+@charge.key
+def _(claim: Claim, cents: int) -> str:
+    return claim.order_id
+
+
+@charge.undo
+async def undo_charge(done: Plan, claim: Claim, cents: int) -> None:
+    assert_type(done, Plan)
+
+
+@effect(downstream=perdure.NoGuarantee())
+def post(claim: Claim) -> int:
+    return 1
+
+
+@post.undo(downstream=perdure.Idempotent(), retry=Retry(max_attempts=3), timeout=5)
+def undo_post(done: int, claim: Claim) -> None: ...
+
+
+@charge.undo  # type: ignore[arg-type]
+async def undo_another(done: int, claim: Claim) -> None: ...
+
+
+@workflow
+async def takes_back(claim: Claim) -> str:
+    async with perdure.saga():
+        assert_type(await charge(claim, 5), Plan)
+        perdure.pivot()
+        await post.call(claim)
+    return "done"
 
 
 @workflow
