@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -575,6 +576,214 @@ def test_what_was_undone_is_reused_by_nobody() -> None:
 
     assert run_async(result_of(books_again.call()))[0] == "refused"
     assert WORLD.standing == []
+
+
+# ── what an undoing is, other than a call of its own ────────────────────────────────────────
+
+
+@effect(downstream=Idempotent(), timeout=5)
+async def transfer(thing: str) -> str:
+    return await WORLD.request(perdure.operation().id, f"book {thing}")
+
+
+@transfer.key
+def _(thing: str) -> str:
+    return thing
+
+
+@transfer.undo(downstream=NoGuarantee())
+async def _(receipt: str, thing: str) -> str:
+    return await WORLD.request(perdure.operation().id, f"drop {thing}")
+
+
+@workflow
+async def transfers() -> list[str]:
+    try:
+        async with perdure.saga():
+            await book("flight")
+            await transfer("money")
+            raise ValueError("late")
+    except ValueError as error:
+        return error.__notes__
+
+
+@pytest.mark.parametrize(
+    ("choice", "revisions", "standing"), [("succeeded", [0], []), ("retry", [0], []), ("failed", [0, 1], [])]
+)
+def test_an_undoing_in_doubt_is_settled_and_goes_on(choice: str, revisions: list[int], standing: list[str]) -> None:
+    """A person says what became of it: it happened, it did not and is sent again, or it failed and is decided anew."""
+
+    async def main() -> None:
+        from tests.runtime.test_effects import settle
+
+        fresh_world(drop_money=["lost" if choice == "succeeded" else ConnectionResetError("gone")])
+        async with on_one_store()(transfers) as runtime:
+            run = await runtime.start(transfers.call(), id="r")
+            await blocked(run, "unknown_effect")
+            assert "drop flight" not in WORLD.log, "the rest waits for it"
+            assert rows(runtime)["transfer money"].compensated_by is None
+            await settle(run, choice=choice, value='"drop money!"' if choice == "succeeded" else None, by="ann")
+            if choice == "failed":
+                await eventually(lambda: hint_says(runtime, "could not be undone"))
+                await run.unblock("retry", by="ann")
+            assert told(await run.result(wait_blocked=True, timeout=20)) == [
+                "undone: transfer 'money', book 'flight'"
+            ]
+            undone = [row for row in host_of(runtime).store.effects(EffectFilter()) if "undo" in row.action_name]
+            mine = sorted((row for row in undone if row.business_key == "money"), key=lambda row: row.revision)
+            assert [row.revision for row in mine] == revisions
+            assert rows(runtime)["transfer money"].compensated_by == mine[-1].operation_id
+
+    run_async(main())
+    assert WORLD.standing == standing
+    assert WORLD.log.count("drop money") == 1
+
+
+@effect(downstream=Idempotent(), timeout=5)
+def book_in_thread(thing: str) -> str:
+    WORLD.standing.append(thing)
+    return thing
+
+
+@book_in_thread.key
+def _(thing: str) -> str:
+    return thing
+
+
+def crew() -> str:
+    return book_in_thread("room")
+
+
+@workflow
+async def hosts() -> list[str]:
+    try:
+        async with perdure.saga():
+            await book("flight")
+            await perdure.section("crew").run(crew)
+            raise ValueError("late")
+    except ValueError as error:
+        return error.__notes__
+
+
+def test_what_hosted_code_did_is_listed_and_not_undone() -> None:
+    async def main() -> None:
+        async with on_one_store()(hosts) as runtime:
+            run = await runtime.start(hosts.call(), id="r")
+            error = await blocked(run, "failed_compensation")
+            assert "book_in_thread 'room' (called by hosted code)" in error.hint
+            await run.unblock("fail")
+            notes = await run.result(wait_blocked=True, timeout=20)
+            assert told(notes) == ["undone: book 'flight'", "stands: book_in_thread 'room' (left standing)"]
+
+    run_async(main())
+    assert WORLD.standing == ["room"]
+
+
+@workflow
+async def leaves_a_task_behind() -> str:
+    booking = asyncio.create_task(books_in_a_saga())
+    await perdure.sleep(1)
+    assert not booking.done()
+    return "done"
+
+
+async def books_in_a_saga() -> None:
+    async with perdure.saga():
+        await book("flight")
+        await perdure.receive("never")
+
+
+def test_a_saga_in_a_task_that_is_left_behind_is_undone_before_the_run_ends() -> None:
+    assert run_async(result_of(leaves_a_task_behind.call()))[0] == "done"
+    assert WORLD.log == ["book flight", "drop flight"]
+
+
+@workflow
+async def gathers() -> str:
+    async with perdure.saga():
+        await asyncio.gather(book("flight"), book("hotel"), fails_late())
+    return ""
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_what_gather_leaves_under_way_is_waited_for_and_undone(slow: bool) -> None:
+    fresh_world(book_hotel=["hang"] if slow else [])
+
+    async def main() -> None:
+        async with on_one_store()(gathers) as runtime:
+            run = await runtime.start(gathers.call(), id="r")
+            await eventually(lambda: "book flight" in WORLD.log)
+            await asyncio.sleep(1.2)
+            WORLD.may_go_on.set()
+            with pytest.raises(perdure.StepError, match="NoRoom"):
+                await run.result(timeout=20)
+
+    run_async(main())
+    assert WORLD.standing == []
+    assert len(WORLD.log) == 4
+
+
+@workflow
+async def grows(things: int) -> str:
+    async with perdure.saga():
+        for n in range(things):
+            await book(f"thing {n}")
+        await perdure.receive("go")
+    return ""
+
+
+def test_a_waiting_saga_leaves_memory_and_undoes_nothing_by_that() -> None:
+    from tests.runtime.hosting import let_go
+
+    async def main() -> None:
+        async with on_one_store()(grows) as runtime:
+            run = await runtime.start(grows.call(3), id="r")
+            await eventually(lambda: len(WORLD.log) == 3)
+            await let_go(runtime, "r")
+            await asyncio.sleep(0.05)
+            assert len(WORLD.standing) == 3
+            await run.cancel()
+            with pytest.raises(RunCancelledError):
+                await run.result(timeout=20)
+
+    run_async(main())
+    assert WORLD.standing == []
+
+
+
+GOT: list[Any] = []
+
+
+@effect(downstream=Idempotent())
+async def pay(amount: Decimal) -> Decimal:
+    return amount
+
+
+@pay.key
+def _(amount: Decimal) -> str:
+    return str(amount)
+
+
+async def takes_anything(paid, amount):  # type: ignore[no-untyped-def] # pyright: ignore[reportUnknownParameterType, reportMissingParameterType]
+    GOT.extend([paid, amount])  # pyright: ignore[reportUnknownArgumentType]
+
+
+pay.undo(takes_anything)  # pyright: ignore[reportUnknownArgumentType]
+
+
+@workflow
+async def pays_and_fails() -> str:
+    async with perdure.saga():
+        await pay(Decimal("1.50"))
+        raise ValueError("late")
+
+
+def test_an_undo_takes_the_types_of_the_effect_where_it_names_none() -> None:
+    GOT.clear()
+    with pytest.raises(ValueError, match="late"):
+        run_async(result_of(pays_and_fails.call()))
+    assert [type(each) for each in GOT] == [Decimal, Decimal]
+    assert [str(each) for each in GOT] == ["1.50", "1.50"]
 
 
 # ── bad input ───────────────────────────────────────────────────────────────────────────────

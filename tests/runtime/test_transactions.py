@@ -275,3 +275,33 @@ def test_it_begins_when_what_else_the_run_writes_is_written(path: str) -> None:
             assert await _result(runtime) == 1
 
     run_async(main())
+
+# ── undone ──────────────────────────────────────────────────────────────────────────────────
+
+
+@reserve.undo
+def _(left: int, item: str, count: int) -> int:
+    database = perdure.transaction()
+    database.execute("UPDATE stock SET count = count + ? WHERE item = ?", (count, item))
+    return left + count
+
+
+@workflow
+async def reserves_in_a_saga() -> int:
+    async with perdure.saga():
+        await reserve.call("lamp", 2)
+        raise ValueError("no delivery")
+
+
+def test_what_a_transaction_did_is_undone_in_one(path: str) -> None:
+    async def main() -> None:
+        async with Runtime(path, workflows=[reserves_in_a_saga]) as runtime:
+            run = await runtime.start(reserves_in_a_saga.call(), id="r")
+            with pytest.raises(ValueError, match="no delivery"):
+                await run.result(timeout=20)
+            rows = {row.action_name: row for row in host_of(runtime).store.effects(EffectFilter())}
+            assert rows["reserve"].compensated_by == rows["reserve.undo"].operation_id
+            assert rows["reserve.undo"].status is EffectState.SUCCEEDED
+
+    run_async(main())
+    assert stock(path) == 3
