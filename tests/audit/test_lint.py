@@ -37,6 +37,8 @@ def add(a: int, b: int = 0) -> int: ...
 @effect(downstream=perdure.Idempotent())
 async def pay(order: str, amount: int) -> str: ...
 
+pay.key(lambda order, amount: order)
+
 """
 
 
@@ -531,3 +533,49 @@ def test_no_source_no_findings() -> None:
     assert lint_function(names["f"]) == []
     assert lint_function(print) == []
     assert lint_function(asyncio.sleep) == []
+
+
+# ── effects ─────────────────────────────────────────────────────────────────────────────────
+
+AN_EFFECT = """
+import time, uuid
+import perdure
+from perdure import NoGuarantee, effect
+
+@effect(downstream=NoGuarantee())
+async def post(letter: str) -> None: ...
+
+"""
+
+KEY = "@post.key\ndef _(letter: str) -> str: return letter\n"
+
+KEYS: dict[str, tuple[str, list[str]]] = {
+    "no key": ("", ["no-key"]),
+    "a key": ("@post.key\ndef _(letter: str) -> str: return letter", []),
+    "a key that is called for": ("post.key(lambda letter: letter)", []),
+    "a key given by a loop": ("for each in [post]:\n    each.key(lambda letter: letter)", []),
+    "a key under a loop": ("for each in [post]:\n    @each.key\n    def _(letter: str) -> str: return letter", []),
+    "an async key": ("@post.key\nasync def _(letter: str) -> str: return letter", ["undeclarable"]),
+    "a clock": ("@post.key\ndef _(letter: str) -> str: return f'{letter}{time.time()}'", ["unstable-key"]),
+    "dice": ("@post.key\ndef _(letter: str) -> str:\n    return str(uuid.uuid4())", ["unstable-key"]),
+    "another one's key": (
+        "@effect(downstream=NoGuarantee())\ndef other() -> None: ...\n@other.key\ndef _() -> str: return ''", ["no-key"]
+    ),
+    "plain in a workflow": (
+        KEY + "@perdure.workflow\nasync def flow() -> None: await post.plain('a')",
+        ["plain-effect"],
+    ),
+    "in a step": (
+        KEY + "@perdure.step\nasync def tool() -> None: await post('a')",
+        ["misplaced"],
+    ),
+    "plain in a step": (
+        KEY + "@perdure.step\nasync def tool() -> None: await post.plain('a')",
+        [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "rules"), KEYS.values(), ids=KEYS)
+def test_what_is_said_of_effects(code: str, rules: list[str]) -> None:
+    assert [finding.rule for finding in lint_source(AN_EFFECT + code)] == rules

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perdure.audit.lint.reader import Hit, read
+from perdure.audit.lint.hits import Hit
+from perdure.audit.lint.reader import read
 from perdure.audit.lint.rules import RULES, Rule, Severity
 
 __all__ = ["RULES", "Finding", "Rule", "Severity", "docs_page", "lint_function", "lint_path", "lint_source"]
@@ -189,7 +190,8 @@ and nothing is run, so it knows only what the file itself says. An *error* raise
 `perdure worker` logs errors and warnings about its workflows when it starts; so does a `Runtime` in checked mode
 (`guard=True`). A plain `Runtime` does not take the time: reading a file costs some milliseconds.
 
-The examples below are lines of an async workflow; `fetch` is an `async def` step, `add` a `def` step.
+The examples below are lines of an async workflow; `fetch` is an `async def` step, `add` a `def` step,
+`pay` an effect.
 
 | rule | severity | about |
 |---|---|---|
@@ -208,6 +210,12 @@ async def fetch(url: str) -> str: ...
 
 @perdure.step
 def add(a: int, b: int) -> int: ...
+
+@perdure.effect(downstream=perdure.Idempotent())
+async def pay(order: str) -> None: ...
+
+@pay.key
+def _(order: str) -> str: return order
 
 @perdure.workflow
 async def flow(q: str) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from perdure.audit.lint import rules
+from perdure.audit.lint import keys, rules
 from perdure.audit.lint.calls import misfit
+from perdure.audit.lint.hits import Hit
 from perdure.audit.lint.names import (
     Declared,
     Function,
@@ -28,21 +28,16 @@ from perdure.audit.lint.names import (
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-class Hit(NamedTuple):
-    """A place that is against a rule. `found` fills the placeholders of the rule's text."""
-
-    rule: str
-    node: ast.AST
-    declared: Declared | None
-    found: dict[str, str]
-
-
 def read(tree: ast.Module) -> Iterator[Hit]:
     """All hits in a module."""
     scope = scope_of_module(tree)
     yield from _lambdas(tree, scope)
     decorated = [node.lineno for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and node.decorator_list]
+    yield from keys.read(tree, scope)
+    keyed = keys.effects_with_key(tree, scope)
     for declared in _all_declared(tree.body, scope, decorated):
+        if declared.kind == "effect" and keyed is not None and declared.function.name not in keyed:
+            yield Hit("no-key", declared.function, declared, {"it": declared.function.name})
         if declared.kind is not None:
             yield from _generator(declared, declared.kind)
             reader = Reader(declared)
@@ -127,7 +122,8 @@ class Reader(ast.NodeVisitor):
     def _visit_function(self, node: Function) -> None:
         """One that is defined inside: read it here, unless it is a step of its own or runs elsewhere."""
         _, binding = self.scope.find(node.name) or (None, None)
-        if isinstance(binding, Declared) and binding.kind is None and node not in self.hosted:
+        is_here = not any(isinstance(self.scope.meaning(each), Member) for each in node.decorator_list)
+        if isinstance(binding, Declared) and binding.kind is None and node not in self.hosted and is_here:
             self.read(binding)
 
     visit_FunctionDef = _visit_function  # noqa: N815
@@ -175,6 +171,8 @@ class Reader(ast.NodeVisitor):
 
     def _check_durable(self, node: ast.Call, declared: Declared, *, is_plain: bool) -> None:
         if self.in_workflow:
+            if declared.kind == "effect" and is_plain:
+                self.hit("plain-effect", node, declared.function.name)
             if why := misfit(node, declared.function):
                 self.hit("wrong-arguments", node, why)
             for given in (*node.args, *(keyword.value for keyword in node.keywords)):

@@ -176,6 +176,36 @@ _ALL = (
         "await perdure.sleep(1)",
     ),
     Rule(
+        "no-key",
+        "An effect without a key",
+        Severity.ERROR,
+        "{it} has no key, so a repeat cannot be told from a new one: calling it raises, before anything is sent.",
+        "Add `@{it}.key` over a function of the same arguments.",
+        "@perdure.effect(downstream=perdure.Idempotent())\nasync def book(order: str) -> None: ...",
+        "@perdure.effect(downstream=perdure.Idempotent())\nasync def book(order: str) -> None: ...\n\n"
+        "@book.key\ndef _(order: str) -> str:\n    return order",
+    ),
+    Rule(
+        "unstable-key",
+        "A key that is another one next time",
+        Severity.ERROR,
+        "{it} in the key of {effect}: the key has to be the same in every attempt, replay and process.",
+        "Make the key of the effect's arguments alone.",
+        "@perdure.effect(downstream=perdure.Idempotent())\nasync def book(order: str) -> None: ...\n\n"
+        "@book.key\ndef _(order: str) -> str:\n    return f\"{order}-{time.time()}\"",
+        "@perdure.effect(downstream=perdure.Idempotent())\nasync def book(order: str) -> None: ...\n\n"
+        "@book.key\ndef _(order: str) -> str:\n    return order",
+    ),
+    Rule(
+        "plain-effect",
+        "An effect that nobody accounts for",
+        Severity.ERROR,
+        "{it}.plain(...) in a workflow is in no ledger, and every replay does it again.",
+        "Call {it}(...) as it is.",
+        "await pay.plain(q)",
+        "await pay(q)",
+    ),
+    Rule(
         "syntax",
         "A file that cannot be read",
         Severity.ERROR,
