@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from perdure.history import events as e
 from perdure.ledger import NothingHappened, doubt
 from perdure.runtime import doubts
 from perdure.runtime.effects import Effects
+from perdure.store.protocol import EffectFilter
 from perdure.testing import programs as p
+from perdure.testing import simulator as simulator_module
 from perdure.testing.faults import Plan
 from perdure.testing.outside import FATES
 from perdure.testing.simulator import SimulationFailed, Simulator
@@ -82,6 +85,43 @@ def test_a_schedule_that_broke_a_promise_once(what: str) -> None:
     root, plan = FOUND[what]
     for seed in range(60):
         Simulator(seed, program=p.program_of(root), plan=plan).run()
+
+
+# ── the one schedule that cannot be closed ──────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", ["idempotent", "can_look_up", "no_guarantee"])
+def test_who_was_frozen_between_the_check_and_the_sending_can_still_send_once(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker is frozen after its lease was checked, taken for dead, and thaws. Its record is fenced off; its request
+    arrives. With Idempotent that is harmless. With the others a person was asked before anything else was sent."""
+    monkeypatch.setattr(simulator_module, "FROZEN_BEFORE_SENDING", 0.8)
+    thawed = 0
+    for seed in range(150):
+        program = p.program_of(cautious(pays(kind)))
+        simulator = Simulator(seed, program=program, plan=Plan(workers=2, pauses=1)).run()
+        stragglers = [send for send in simulator.outside.sends if send.is_straggler]
+        events = [e.decode(row.envelope) for row in simulator.store.load(1, from_seq=0).rows]
+        suspicions = [event for event in events if isinstance(event, e.TakenOver) and event.how == "suspicion"]
+        if not (stragglers and suspicions):
+            continue
+        thawed += 1
+        assert len({send.attempt for send in stragglers}) == len(stragglers), "each attempt arrives once at most"
+        (entry,) = simulator.store.effects(EffectFilter())
+        if kind == "idempotent":
+            assert simulator.outside.done[entry.operation_id] <= 1
+            continue
+        doubt = next(event for event in events if isinstance(event, e.EffectInDoubt))
+        after = events[events.index(doubt) :]
+        was_found = any(isinstance(event, e.EffectSucceeded) and event.how == "found" for event in after)
+        was_asked = any(isinstance(event, e.RunBlocked) and event.reason == "unknown_effect" for event in after)
+        assert was_asked or (kind == "can_look_up" and was_found)
+        sent_again = next((n for n, event in enumerate(after) if isinstance(event, e.EffectStarted)), None)
+        if sent_again is not None:
+            words = [event.choice for event in after[:sent_again] if isinstance(event, e.RunUnblocked)]
+            assert words == ["retry"], "only on a person's word"
+    assert thawed >= 3
 
 
 # ── it finds what is broken ─────────────────────────────────────────────────────────────────

@@ -59,6 +59,7 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
         self.clock = clock
         self.ready: deque[Ready] = deque()
         self.is_dead = False
+        self.is_paused = False
         self._tasks = weakref.WeakSet[asyncio.Task[Any]]()
         self.outside = executor
         self._complain = complain
@@ -69,7 +70,7 @@ class VirtualLoop(_AbstractLoop):  # type: ignore[misc]
         outer = _get_running_loop()
         _set_running_loop(self)
         try:
-            while ready and ran < callbacks_max and not self.is_dead:
+            while ready and ran < callbacks_max and not (self.is_dead or self.is_paused):
                 handle = ready.popleft()
                 ran += 1
                 if not handle.is_off:
@@ -234,7 +235,6 @@ class Process:
         self.loop = VirtualLoop(
             world.clock, lambda action: world.later(self, action), lambda context: world.complain(self, context)
         )
-        self.is_paused = False
         self.is_dead = False
         self.has_left = False
         self._is_leaving = False
@@ -246,6 +246,15 @@ class Process:
         if self._host is None:
             raise RuntimeError(f"process {self.name} has no worker yet")
         return self._host
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it stands still, in the middle of whatever."""
+        return self.loop.is_paused
+
+    @is_paused.setter
+    def is_paused(self, is_paused: bool) -> None:
+        self.loop.is_paused = is_paused
 
     @property
     def worker(self) -> str | None:

@@ -39,6 +39,7 @@ SETTLE_MS = 30_000
 CALLBACKS_MAX = 400_000
 CALLBACKS_AT_ONCE_MAX = 6
 HICCUP_SECONDS = 0.06
+FROZEN_BEFORE_SENDING = 0.1
 
 
 class SimulationFailed(AssertionError):
@@ -114,6 +115,10 @@ class Simulator:
     def heard(self, label: str, node: int, details: object) -> None:
         if details not in (None, *([node, number] for number in range(1, workflows.RETRY.max_attempts + 1))):
             self.witness.problem(f"an attempt of {label} reads {details!r} of earlier ones")
+
+    def about_to_send(self, process: Any) -> None:
+        if self._faults.are_on and self.plan.pauses and self._rng.random() < FROZEN_BEFORE_SENDING:
+            self._freeze(process)
 
     def sent(self, operation: Operation, node: p.Effect, request: tuple[int, int, int], process: Any) -> Send:
         live = next((live for live in process.host.turns.live.values() if live.run_id == operation.run_id), None)
@@ -192,11 +197,13 @@ class Simulator:
 
     def _pause(self) -> None:
         if up := [process for process in self._up() if not process.is_paused]:
-            process = self._rng.choice(up)
-            ms = self._rng.choice((30, 500, 1_500, 4_000))
-            process.is_paused = True
-            self.witness.note(f"is paused for {ms} ms", process)
-            self.clients.after(ms, lambda: self._go_on(process))
+            self._freeze(self._rng.choice(up))
+
+    def _freeze(self, process: Process) -> None:
+        ms = self._rng.choice((30, 500, 1_500, 4_000))
+        process.is_paused = True
+        self.witness.note(f"is paused for {ms} ms", process)
+        self.clients.after(ms, lambda: self._go_on(process))
 
     def _go_on(self, process: Process) -> None:
         if process.is_paused:

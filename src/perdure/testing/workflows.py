@@ -39,6 +39,10 @@ class Stage(Protocol):
     program: p.Program
     outside: Outside
 
+    def about_to_send(self, process: object) -> None:
+        """A request of an effect is about to leave; its process may be frozen right here."""
+        ...
+
     def sent(self, operation: Operation, node: p.Effect, request: tuple[int, int, int], process: object) -> Send:
         """A request of an effect arrives outside."""
         ...
@@ -194,6 +198,8 @@ def _answer(send: Send) -> Any:
 async def _perform_effect(node: int, digest: int, chapter: int) -> int:
     it = _effect_node(node)
     await asyncio.sleep(on_stage().takes(it) / 4)
+    on_stage().about_to_send(perdure.use(Process))
+    await asyncio.sleep(0)
     send = _send(node, digest, chapter)
     await asyncio.sleep(1.0 if send.fate == "late" else it.ms / 4000)
     return _answer(send)  # type: ignore[no-any-return]
