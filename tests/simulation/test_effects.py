@@ -73,6 +73,14 @@ FOUND: dict[str, tuple[p.Node, Plan]] = {
         p.Sequence(0, (cautious(pays("can_look_up", scope="global", ms=60)), p.Sleep(0, 20, True))),
         Plan(workers=2, runs=3, kills=2, pauses=1, evictions=2, cancels=1),
     ),
+    "the ledger cannot be read when what waits for another attempt is cancelled": (
+        p.Cancel(0, cautious(pays("can_look_up")), p.Sleep(0, 60, True)),
+        Plan(workers=2, kills=2, read_fails=0.2, evictions=2),
+    ),
+    "a person wants another attempt while the run is paused and just loaded": (
+        cautious(pays("no_guarantee")),
+        Plan(workers=2, kills=3, leaves=2, evictions=6, holds=3, evict_after_ms=0),
+    ),
     "the ledger cannot be read when a late answer comes": (
         cautious(pays("can_look_up", is_threaded=True)),
         Plan(workers=1, read_fails=0.2, messages=0),

@@ -141,7 +141,7 @@ class Effects:
     # ── prepare ──────────────────────────────────────────────────────────────────────────────
     def start(self, live: LiveRun, ask: EffectAsk) -> None:
         """The code asks for an effect: send it, answer it from the ledger, or go on where it stood."""
-        if ask.key in live.execution.known.ended_effects:
+        if ask.key in live.execution.known.ended_effects or ask.key in live.flights:
             return
         flight = EffectFlight(self, live, ask, self._turns.clock.now())
         live.flights[ask.key] = flight
@@ -528,10 +528,12 @@ class Effects:
 
     def _give_up_cancelled(self, flight: EffectFlight) -> None:
         raw = dump_exception(RunCancelledError("the call was cancelled before anything was sent"), ())
+        is_known = flight.ask.key in flight.live.execution.known.effects
         if not hasattr(flight, "entry"):
-            self._fail_unprepared(flight, raw)
+            if not is_known:  # else the ledger cannot be read just now; when it can, nothing is sent
+                self._fail_unprepared(flight, raw)
             return
-        if flight.ask.key not in flight.live.execution.known.effects:  # the row that it waited for is another call's
+        if not is_known:  # the row that it waited for is another call's
             self.fail(flight, raw, "cancelled", None)
             return
         now, why = self._turns.clock.now(), "cancelled by the workflow"
