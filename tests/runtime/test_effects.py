@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -368,3 +369,42 @@ def test_a_plain_workflow_books_once_whatever_crashes() -> None:
         return result
 
     assert run_async(sweep_crashes(scenario, workflows=[books])).result == "receipt for 5"
+
+
+# ── look-ups ────────────────────────────────────────────────────────────────────────────────
+
+
+THREADS: list[str] = []
+
+
+@effect(downstream=CanLookUp(), timeout=5)
+async def wire(order: str) -> str:
+    raise ConnectionResetError("the connection went away")
+
+
+@wire.key
+def _(order: str) -> str:
+    return order
+
+
+@wire.lookup
+def _(op: Operation) -> Found[str] | NotFound | Unsure:
+    THREADS.append(threading.current_thread().name)
+    return Found("receipt")
+
+
+@workflow
+async def wires() -> str:
+    return await wire("o")
+
+
+def test_a_plain_look_up_runs_in_a_thread() -> None:
+    """It may block, and the loop goes on."""
+
+    async def main() -> None:
+        async with on_one_store()(wires) as runtime:
+            run = await runtime.start(wires.call(), id="r")
+            assert await run.result(timeout=20) == "receipt"
+
+    run_async(main())
+    assert [name.startswith("perdure-step") for name in THREADS] == [True]

@@ -185,12 +185,18 @@ class Doubts:
             ATTEMPT.set(flight)
             seconds = min(LOOKUP_SECONDS_MAX, flight.spec.timeout_seconds)
             async with asyncio.timeout(seconds):
-                answer = await _called(flight.spec.lookup, flight.operation_of(None, flight.entry.attempts))
+                answer = await self._called(flight.spec.lookup, flight.operation_of(None, flight.entry.attempts))
         except asyncio.CancelledError:
             return
         except Exception as error:
             answer = Unsure(f"{type(error).__name__}: {message_of(error)}")
         self._looked_up(flight, answer)
+
+    async def _called(self, lookup: Any, operation: Operation) -> Any:
+        if inspect.iscoroutinefunction(lookup):
+            return await lookup(operation)
+        answer = await self._turns.performer.in_thread(lookup, operation)
+        return await answer if inspect.isawaitable(answer) else answer
 
     def _looked_up(self, flight: EffectFlight, answer: Any) -> None:
         live = flight.live
@@ -272,11 +278,6 @@ class Doubts:
     def close(self) -> None:
         for look in list(self._looks):
             look.cancel()
-
-
-async def _called(lookup: Any, operation: Operation) -> Any:
-    answer = lookup(operation)
-    return await answer if inspect.isawaitable(answer) else answer
 
 
 def _clock(at: int) -> str:

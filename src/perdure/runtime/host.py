@@ -128,7 +128,7 @@ class Host:
             monotonic=options.stopwatch,
         )  # fmt: skip
         self.turns.performer.may_begin = self.lease.is_valid
-        self.relay = Relay(store, clock, self.worker, options.outbox, self.lease.is_valid)
+        self.relay = Relay(store, clock, self.worker, options.outbox, self.turns.performer)
         self.turns.on_posts = self.relay.look
         self._loop.call_soon(self._poll)
 

@@ -164,6 +164,11 @@ class Performer:
             flight.alarm.cancel()
         flight.alarm = self._clock.wake_at(at, then)
 
+    def in_thread(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Call a plain function in one of the threads for steps, in a copy of the context here."""
+        inside = partial(contextvars.copy_context().run, function, *args)
+        return self._loop.run_in_executor(self._threads, inside)
+
     def fresh_context(self) -> contextvars.Context:
         """The context in which the body of a step begins."""
         return self._context.copy()

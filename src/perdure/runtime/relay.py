@@ -23,6 +23,7 @@ from perdure.codec import codec_for
 from perdure.codec.exceptions import message_of
 from perdure.errors import StoreError
 from perdure.http.classify import classify
+from perdure.runtime.performer import Performer
 from perdure.runtime.retrying import Again, next_attempt
 from perdure.specs import Retry
 from perdure.store.protocol import Post, Store
@@ -60,10 +61,10 @@ class Relay:
     """One worker's share of the outbox."""
 
     def __init__(
-        self, store: Store, clock: Clock, worker: str, handlers: Mapping[str, Handler], may_begin: Callable[[], bool]
+        self, store: Store, clock: Clock, worker: str, handlers: Mapping[str, Handler], performer: Performer
     ) -> None:
         self._store, self._clock, self._worker, self._handlers = store, clock, worker, handlers
-        self._may_begin = may_begin
+        self._performer = performer
         self._loop = asyncio.get_running_loop()
         self._deliveries: set[asyncio.Task[None]] = set()
         self._alarm: Alarm | None = None
@@ -80,7 +81,7 @@ class Relay:
         now = self._clock.now()
         self._alarm = self._clock.wake_at(now + round(LOOK_SECONDS * MICROSECONDS), self.look)
         room = AT_ONCE_MAX - len(self._deliveries)
-        if room > 0 and self._may_begin():
+        if room > 0 and self._performer.may_begin():
             self._take(now, room)
 
     def _take(self, now: int, room: int) -> None:
@@ -107,7 +108,7 @@ class Relay:
                 post.post_id, post.topic, post.key, _PLAIN.loads(post.payload), attempt, posted_at
             )
             async with asyncio.timeout(HANDLER_SECONDS_MAX):
-                await _handled(self._handlers[post.topic], message)
+                await self._handled(self._handlers[post.topic], message)
         except Exception as error:
             post = self._after_failure(post, attempt, error)
         else:
@@ -136,6 +137,14 @@ class Relay:
                 log.warning("the outbox cannot be written, trying again: %s", error)
                 await asyncio.sleep(LOOK_SECONDS)
 
+    async def _handled(self, handler: Handler, message: OutboxMessage) -> None:
+        if inspect.iscoroutinefunction(handler):
+            await handler(message)
+            return
+        answer = await self._performer.in_thread(handler, message)
+        if inspect.isawaitable(answer):
+            await answer
+
     @property
     def is_idle(self) -> bool:
         return not self._deliveries
@@ -148,15 +157,6 @@ class Relay:
         for delivery in list(self._deliveries):
             delivery.cancel()
         await asyncio.gather(*self._deliveries, return_exceptions=True)
-
-
-async def _handled(handler: Handler, message: OutboxMessage) -> None:
-    if inspect.iscoroutinefunction(handler):
-        await handler(message)
-        return
-    answer = await asyncio.to_thread(handler, message)
-    if inspect.isawaitable(answer):
-        await answer
 
 
 class Outbox:

@@ -572,8 +572,7 @@ class MemoryStore:
 
     def effects(self, which: EffectFilter) -> list[LedgerEntry]:
         with self._shared.lock:
-            newest_last = sorted(self._shared.effects.values(), key=lambda entry: entry.created_at)
-            return [entry for entry in reversed(newest_last) if _is_wanted(entry, which)][: which.limit]
+            return [entry for entry in reversed(self._shared.effects.values()) if _is_wanted(entry, which)][: which.limit]
 
     # ── the outbox ───────────────────────────────────────────────────────────────────────────
     def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:

@@ -105,4 +105,4 @@ AND created_at < :before
 AND status IN ('started', 'unknown', 'failed_retryable')
 
 -- name: newest_effect_first
-ORDER BY created_at DESC, rowid DESC LIMIT :limit
+ORDER BY rowid DESC LIMIT :limit
