@@ -572,7 +572,8 @@ class MemoryStore:
 
     def effects(self, which: EffectFilter) -> list[LedgerEntry]:
         with self._shared.lock:
-            return [entry for entry in reversed(self._shared.effects.values()) if _is_wanted(entry, which)][: which.limit]
+            newest_first = reversed(self._shared.effects.values())
+            return [entry for entry in newest_first if _is_wanted(entry, which)][: which.limit]
 
     # ── the outbox ───────────────────────────────────────────────────────────────────────────
     def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:
