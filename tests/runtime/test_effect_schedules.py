@@ -6,6 +6,7 @@ import asyncio
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 from tests.runtime.hosting import eventually, host_of, kinds, on_one_store, run_async
 
@@ -29,6 +30,7 @@ from perdure import (
 )
 from perdure.history import events as e
 from perdure.ledger import EffectState, LedgerEntry
+from perdure.runtime import mail
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Append, EffectFilter
 from perdure.testing.sweep import sweep_crashes
@@ -617,3 +619,25 @@ def test_no_attempt_is_without_its_record() -> None:
     run_async(main())
 
 
+
+
+def test_a_decision_about_the_run_settles_no_effect() -> None:
+    """Somebody unblocks a run, without having seen what is in doubt: nothing is sent again."""
+    ANSWERS[:] = [ConnectionResetError("gone")]
+
+    async def main() -> None:
+        async with on_one_store()(pays) as runtime:
+            run = await runtime.start(pays.call(), id="r")
+            await blocked(run)
+            letter = msgspec.json.encode(mail.ControlLetter(by="bob", choice="retry"))
+            await run._post("unblock", "", letter)  # pyright: ignore[reportPrivateUsage]
+
+            async def is_read() -> bool:
+                return not any(entry.pending for entry in await runtime.inbox())
+
+            await eventually(is_read)
+            await run.settle("succeeded", value="by hand", by="ann")
+            assert await run.result(timeout=20, wait_blocked=True) == "by hand"
+
+    run_async(main())
+    assert len(SENT) == 1

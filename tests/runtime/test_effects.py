@@ -33,7 +33,6 @@ from perdure import (
     workflow,
 )
 from perdure.ledger import EffectState, LedgerEntry
-from perdure.runtime import mail
 from perdure.store.protocol import EffectFilter
 from perdure.testing.sweep import sweep_crashes
 
@@ -127,10 +126,8 @@ def rows(runtime: Any) -> list[LedgerEntry]:
     return host_of(runtime).store.effects(EffectFilter())
 
 
-async def settle(run: Any, **decision: Any) -> None:
-    import msgspec
-
-    await run._post("unblock", "", msgspec.json.encode(mail.ControlLetter(**decision)))
+async def settle(run: Any, *, choice: str, value: Any = None, reference: str | None = None, by: str = "") -> None:
+    await run.settle(choice, value=value, reference=reference, by=by)
 
 
 def outcome(how: str) -> Any:
@@ -197,7 +194,7 @@ def test_a_lost_answer_without_guarantee_is_settled_by_a_person() -> None:
             assert blocked.value.reason == "unknown_effect"
             (row,) = rows(runtime)
             assert row.status is EffectState.UNKNOWN
-            await settle(run, choice="succeeded", value='"by hand"', reference="letter-7", by="ann")
+            await settle(run, choice="succeeded", value="by hand", reference="letter-7", by="ann")
             assert await run.result(wait_blocked=True, timeout=20) == "by hand"
             (row,) = rows(runtime)
             assert (row.status, row.external_ref) == (EffectState.SUCCEEDED, "letter-7")
@@ -289,7 +286,7 @@ async def settled_by_a_person(runtime: Any) -> Any:
         except RunBlockedError:
             (row,) = rows(runtime)
             if row.operation_id in DONE:
-                await settle(run, choice="succeeded", value='"receipt for 5"', by="ann")
+                await settle(run, choice="succeeded", value="receipt for 5", by="ann")
             else:
                 await settle(run, choice="retry", by="ann")
             await eventually(partial(is_other, runtime, row), "the decision is taken in")

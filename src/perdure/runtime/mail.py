@@ -160,8 +160,10 @@ def _take_unblock(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
 
 
 def _stuck(live: LiveRun, letter: ControlLetter) -> list[Key]:
-    """The stuck calls that a decision may be about; it is about the first."""
-    return [key for key, blocked in live.blocked_calls.items() if letter.call in {"", blocked.call}]
+    """The stuck calls that a decision may be about; it is about the first. Who settles an effect names it: what may
+    have come into doubt since somebody looked is nothing that a decision about the run speaks of."""
+    stuck = [key for key, blocked in live.blocked_calls.items() if letter.call in {"", blocked.call}]
+    return [key for key in stuck if letter.call or key not in live.execution.known.effects]
 
 
 def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:
