@@ -17,7 +17,11 @@ from perdure.testing.faults import Plan
 from perdure.testing.outside import FATES
 from perdure.testing.simulator import SimulationFailed, Simulator
 
-SEEDS = [seed for seed in range(400) if p.write_program(seed).has_effects]
+FAILED_ONCE = (
+    4631,  # a worker that was taken for dead finds what its successor has sent
+    39554,  # an effect of hosted code is paused between two attempts
+)
+SEEDS = [seed for seed in (*range(400), *FAILED_ONCE) if p.write_program(seed).has_effects]
 
 def pays(kind: str, *, ms: int = 20, scope: str = "run", key: int = 7, is_threaded: bool = False) -> p.Effect:
     return p.Effect(0, kind, scope, key, ms, is_threaded)  # type: ignore[arg-type]

@@ -173,11 +173,8 @@ class Effects:
                 self.send(flight)
             case Answered(entry):
                 self._answer(flight, entry)
-            case Held():
+            case Held() | GoOn():  # of another call; or of this one, sent by whoever has taken the run over
                 self.wait(flight, self._turns.clock.now() + HELD_LOOK_MICROSECONDS, self._prepare)
-            case GoOn(entry):
-                unknown = "it was started under this id, and the history does not know it"
-                self._turns.doubts.lost(flight, unknown, counts=False)
             case Duplicate(entry):
                 self._deny(flight, _duplicate(flight.ask, entry), "duplicate")
             case Conflict(entry):
@@ -286,9 +283,11 @@ class Effects:
 
     def hold(self, flight: EffectFlight) -> None:
         """The run is paused or blocked: nothing new leaves; it goes on where it stands when that is over."""
+        live, ask = flight.live, flight.ask
         self.land(flight)
-        flight.live.flights.pop(flight.ask.key, None)
-        flight.live.held += (flight.ask,)
+        live.flights.pop(ask.key, None)
+        if not self._turns.sections.hold_back(live, ask.key):
+            live.held += (ask,)
 
     def _launch(self, flight: EffectFlight, attempt: int) -> None:
         """The start is durable. Whoever cancelled it meanwhile is in time: nothing has left. Unless an earlier attempt

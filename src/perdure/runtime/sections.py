@@ -205,6 +205,13 @@ class Sections:
         """Whether hosted code waits for this call: it has to be told when it is to be tried again."""
         return any(key in journal.requests for journal in self._of(live))
 
+    def hold_back(self, live: LiveRun, key: Key) -> bool:
+        """Let this call go on when the run does. False if no hosted code asks for it."""
+        requests = [journal.requests[key] for journal in self._of(live) if key in journal.requests]
+        for request in requests:
+            request.is_held_back = request.is_wait = True
+        return bool(requests)
+
     def unread(self, live: LiveRun, key: Key) -> bytes | None:
         """The message that hosted code got for this call and could not read, if that is what it waits for."""
         requests = [journal.requests[key] for journal in self._of(live) if key in journal.requests]
