@@ -20,6 +20,10 @@ from perdure.testing.simulator import SimulationFailed, Simulator
 FAILED_ONCE = (
     4631,  # a worker that was taken for dead finds what its successor has sent
     39554,  # an effect of hosted code is paused between two attempts
+    51393,  # a run is ended by force between two attempts
+    61108,  # a person's "retry" comes in the commit in which the code ends
+    67745,  # hosted code that asked a person is cancelled, and the question with it
+    61214,  # the same, in a section that the code has left
 )
 SEEDS = [seed for seed in (*range(400), *FAILED_ONCE) if p.write_program(seed).has_effects]
 

@@ -538,6 +538,13 @@ class Effects:
         now, why = self._turns.clock.now(), "cancelled by the workflow"
         self.fail(flight, raw, "cancelled", flight.entry.moved(Happening.GIVEN_UP, now=now, note=why))
 
+    def give_up_all(self, live: LiveRun) -> None:
+        """The run ends: nobody wants another attempt of what has provably not happened so far."""
+        for key, standing in list(live.execution.known.effects.items()):
+            entry = self.row(live, standing.operation)
+            if standing.state is EffectState.FAILED_RETRYABLE and entry is not None:
+                self.give_up_orphan(live, key, standing, entry)
+
     def _fail_unprepared(self, flight: EffectFlight, raw: bytes) -> None:
         call = Call(flight.live.rid, "", b"")
         flight.entry = self._new_entry(flight, call, flight.spec.name, 0)

@@ -34,6 +34,7 @@ class Ends:
     def end(self, live: LiveRun) -> None:
         ending = live.execution.ending
         live.silence()
+        self._turns.effects.give_up_all(live)
         self._turns.performer.drop(live)
         self._tell_cancelled(live)
         for ask in list(live.execution.open.values()):
@@ -55,6 +56,7 @@ class Ends:
         """End a run as failed, by a person's decision. Refused while an effect may have happened."""
         if self._is_kept_by_an_effect(live, "failed"):
             return
+        self._turns.effects.give_up_all(live)
         self._tell_cancelled(live)
         self._turns.children.tell(live, self._turns.children.left(live))
         self._finish(live, Status.FAILED, e.RunFailed, raw)
@@ -63,6 +65,7 @@ class Ends:
         """End a run as cancelled without running any of its code. Refused while an effect may have happened."""
         if self._is_kept_by_an_effect(live, "cancelled by force"):
             return
+        self._turns.effects.give_up_all(live)
         self._tell_cancelled(live)
         self._turns.children.tell(live, self._turns.children.left(live))
         self._finish(live, Status.CANCELLED, lambda _: e.RunCancelled(forced=True), mail.CANCELLED)

@@ -521,9 +521,9 @@ class Turns:
         self.mark(live)
 
     def perform_again(self, live: LiveRun, key: tuple[str, int]) -> None:
-        """A person wants a stuck step tried again."""
+        """A person wants a stuck step tried again; in a run whose code has ended meanwhile nobody does."""
         ask = live.execution.open.get(key)
-        if key in live.flights:
+        if key in live.flights or live.execution.ending is not None:
             return
         if isinstance(ask, StepAsk) and live.is_parked:
             live.held += (ask,)
@@ -546,10 +546,17 @@ class Turns:
             self.children.tell(live, [ask.run_id])
         task, n = ask.key
         live.record(e.CallCancelled(task, n, ask.name, ask.use))
-        if live.blocked_calls.pop(ask.key, None) is not None:
-            live.record(e.RunUnblocked("cancelled", "", task, n, "", ask.name, ask.use))
-            live.change = self.parking.change(live)
+        self._unblock_cancelled(live, ask)
         self.mark(live)
+
+    def _unblock_cancelled(self, live: LiveRun, ask: Any) -> None:
+        """Nobody has to decide about it any more, nor about what hosted code asked for that is over with it."""
+        inside = f"{ask.key[0]}:{ask.key[1]}/"
+        for key, blocked in list(live.blocked_calls.items()):
+            if key == ask.key or (key[0].startswith(inside) and key not in live.execution.known.effects):
+                del live.blocked_calls[key]
+                live.record(e.RunUnblocked("cancelled", "", *key, "", blocked.name, blocked.use))
+                live.change = self.parking.change(live)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────
     def deadline(self, live: LiveRun) -> int | None:
