@@ -9,9 +9,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 MICROSECONDS = 1_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def when(at: int) -> datetime:
+    """Microseconds since the epoch as an aware datetime, UTC.
+
+    >>> when(1_500_000).isoformat()
+    '1970-01-01T00:00:01.500000+00:00'
+    """
+    return _EPOCH + timedelta(microseconds=at)
+
+
+def time_text(at: int) -> str:
+    """Microseconds since the epoch as people read a time, to the second.
+
+    >>> time_text(1_500_000)
+    '1970-01-01 00:00:01 UTC'
+    """
+    return when(at).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 class Alarm(Protocol):

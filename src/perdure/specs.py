@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
-from perdure.errors import DeclarationError, UsageError
+from perdure.errors import DeclarationError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from perdure.codec import ArgumentsCodec, ValueCodec
 
 
+M = TypeVar("M", bound=StrEnum)
 R = TypeVar("R")
 
 DEFAULT_ATTEMPTS = 3
@@ -72,6 +73,20 @@ def several(given: Any) -> list[Any] | None:
     if not isinstance(given, Iterable) or isinstance(given, (str, bytes, Mapping)):
         return None
     return list(given)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def members(of: type[M], given: Any, *, call: str, noun: str, name: str) -> frozenset[M] | None:
+    """The members that `call(status=given)` means: one or several, by value; None for None. UnknownNameError for what
+    is none of them, UsageError for what is no such list."""
+    if given is None:
+        return None
+    wanted = [given] if isinstance(given, str) else several(given)
+    if wanted is None:
+        raise UsageError(f"{call}(status={given!r}): a {noun}, or a list of them")
+    unknown = [each for each in wanted if each not in set(of)]
+    if unknown:
+        raise UnknownNameError(name, str(unknown[0]), map(str, of))
+    return frozenset(map(of, wanted))
 
 
 def mapping(given: Any) -> dict[Any, Any] | None:

@@ -19,7 +19,7 @@ import msgspec
 from perdure.api.calls import Call, execution_here
 from perdure.api.endings import Endings
 from perdure.api.settings import store_from
-from perdure.clock import Clock, SystemClock
+from perdure.clock import Clock, SystemClock, when
 from perdure.codec import ValueCodec, codec_for, load_exception, unpack
 from perdure.engine.execution import SECONDS_MAX
 from perdure.errors import (
@@ -37,7 +37,7 @@ from perdure.runtime import load, mail
 from perdure.runtime.attempt import ATTEMPT, JOURNAL
 from perdure.runtime.live import Standstill
 from perdure.runtime.unattended import end_by_force, refuse_with_open_effects
-from perdure.specs import WorkflowSpec, is_whole, mapping, recordable, seconds, several
+from perdure.specs import WorkflowSpec, is_whole, mapping, members, recordable, seconds
 from perdure.store.protocol import (
     Done,
     EffectFilter,
@@ -69,11 +69,6 @@ _PLAIN = codec_for(Any)
 REASON_CHARACTERS_MAX = 100_000
 ROWS_MAX = 2**31 - 1
 """More than any store has."""
-
-
-def when(at: int) -> datetime:
-    """Microseconds since the epoch as an aware datetime."""
-    return _EPOCH + timedelta(microseconds=at)
 
 
 def micros(at: datetime) -> int:
@@ -475,7 +470,8 @@ class Client:
     ) -> builtins.list[RunSummary]:
         """Runs, newest first."""
         which = Filter(
-            workflow=workflow, status=_statuses(status), tags=checked_tags(tags), limit=_checked_limit(limit, "list"),
+            workflow=workflow, status=members(Status, status, call="list", noun="status", name="status"),
+            tags=checked_tags(tags), limit=_checked_limit(limit, "list"),
             created_from=None if started_after is None else micros(started_after),
             created_until=None if started_before is None else micros(started_before),
         )  # fmt: skip
@@ -661,18 +657,6 @@ def _checked_limit(limit: Any, what: str) -> int:
     if not is_whole(limit) or limit < 1:
         raise UsageError(f"{what}(limit={limit!r}): a whole number from 1 on")
     return int(min(limit, ROWS_MAX))
-
-
-def _statuses(status: Any) -> frozenset[Status] | None:
-    if status is None:
-        return None
-    wanted = [status] if isinstance(status, str) else several(status)
-    if wanted is None:
-        raise UsageError(f"list(status={status!r}): a status, or a list of them")
-    unknown = [s for s in wanted if s not in set(Status)]
-    if unknown:
-        raise UnknownNameError("status", str(unknown[0]), [str(s) for s in Status])
-    return frozenset(Status(s) for s in wanted)
 
 
 def _info_of(new: NewRun, rid: int) -> RunInfo:

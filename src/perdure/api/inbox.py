@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.api.client import payload, when
+from perdure.api.client import payload
 from perdure.api.operations import OperationSummary, summary_of
 from perdure.audit.effects import without_outcome
 from perdure.audit.waits import under_way
-from perdure.clock import MICROSECONDS
+from perdure.clock import MICROSECONDS, when
 from perdure.codec import ValueCodec
 from perdure.engine.calls import CONFIRM_UNDO, NO_UNDO
 from perdure.engine.known import Standing

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from perdure.api.client import when
+from perdure.clock import when
 from perdure.errors import OperationNotInDoubt, RunFinishedError, UnknownNameError, UsageError
 from perdure.ledger import EffectState, LedgerEntry
-from perdure.specs import several
+from perdure.specs import members
 from perdure.store.protocol import RunInfo, Store
 
 if TYPE_CHECKING:
@@ -68,15 +68,7 @@ def _when(at: int) -> datetime | None:
 
 def states(status: Any) -> frozenset[EffectState] | None:
     """The states that are meant. UnknownNameError for what is none."""
-    if status is None:
-        return None
-    wanted = [status] if isinstance(status, str) else several(status)
-    if wanted is None:
-        raise UsageError(f"effects(status={status!r}): a state, or a list of them")
-    unknown = [each for each in wanted if each not in set(EffectState)]
-    if unknown:
-        raise UnknownNameError("state of an effect", str(unknown[0]), [str(state) for state in EffectState])
-    return frozenset(map(EffectState, wanted))
+    return members(EffectState, status, call="effects", noun="state", name="state of an effect")
 
 
 # ── which one is meant ──────────────────────────────────────────────────────────────────────

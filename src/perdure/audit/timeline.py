@@ -8,11 +8,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import Literal, NamedTuple, assert_never
 
-from perdure.clock import MICROSECONDS
+from perdure.clock import MICROSECONDS, time_text
 from perdure.codec import told_exception, unpack
 from perdure.history import events as e
 from perdure.store.protocol import Row, Store
@@ -109,10 +108,6 @@ KNOWN_BY = {
 """How it is known that an effect happened, where the attempt's own answer does not say."""
 
 
-def _clock(at: int) -> str:
-    return datetime.fromtimestamp(at / MICROSECONDS, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
 def _by(who: str) -> str:
     return f" by {who}" if who else ""
 
@@ -141,7 +136,7 @@ def tell(event: e.AnyEvent) -> Told:
         case e.EffectFailed():
             return Told(f"failed: {event.how}", "error", event.attempt, event.started_at)
         case e.EffectNotDone():
-            return Told(f"did nothing, again at {_clock(event.retry_at)}", "error", event.attempt, event.started_at)
+            return Told(f"did nothing, again at {time_text(event.retry_at)}", "error", event.attempt, event.started_at)
         case e.EffectInDoubt():
             return Told(f"in doubt: {event.why}", attempt=event.attempt)
         case e.EffectLookedUp():
@@ -158,7 +153,7 @@ def tell(event: e.AnyEvent) -> Told:
         case e.StepFailed():
             return Told("failed" if event.attempt else "failed by a person", "error", event.attempt, event.started_at)
         case e.AttemptFailed():
-            return Told(f"failed, again at {_clock(event.retry_at)}", "error", event.attempt, event.started_at)
+            return Told(f"failed, again at {time_text(event.retry_at)}", "error", event.attempt, event.started_at)
         case e.Heartbeat():
             return Told("heartbeat", "output", event.attempt)
         case e.CallCancelled():
@@ -170,7 +165,7 @@ def tell(event: e.AnyEvent) -> Told:
         case e.SectionStarted():
             return Told("section began", "input")
         case e.SectionWait():
-            return Told(f"waits until {_clock(event.deadline)}")
+            return Told(f"waits until {time_text(event.deadline)}")
         case e.SectionReceived():
             return Told(f"takes message {event.message!r}")
         case e.SectionEnded():

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from perdure.api.client import Run, when
+from perdure.api.client import Run
 from perdure.audit.waits import waits
 from perdure.cli.exits import ExitCode, complain
 from perdure.cli.show import length, moment, print_json, safe
+from perdure.clock import when
 from perdure.codec import ValueCodec
 from perdure.errors import RunBlockedError, RunCancelledError, StepError, StoreError
 from perdure.store.protocol import Status, Store

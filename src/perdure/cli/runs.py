@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from perdure.api.client import Client, HistoryEvent, Run, RunSummary, when
+from perdure.api.client import Client, HistoryEvent, Run, RunSummary
 from perdure.api.inbox import blocked, pending
 from perdure.audit.effects import Phases, phases
 from perdure.audit.timeline import Moment, timeline
@@ -22,6 +22,7 @@ from perdure.cli.options import JsonOption, RunArgument, StoreOption, TagOption,
 from perdure.cli.outcome import outcome, waits_line
 from perdure.cli.show import instant, length, moment, print_json, print_table, say, short, tell
 from perdure.cli.stopping import run_until_stopped
+from perdure.clock import when
 from perdure.codec import codec_for
 from perdure.errors import UnknownNameError
 from perdure.store import Store

@@ -11,13 +11,14 @@ from typing import Annotated
 
 import typer
 
-from perdure.api.client import Client, when
+from perdure.api.client import Client
 from perdure.api.operations import EffectState, OperationSummary
 from perdure.audit.verify import verify as verify_store
 from perdure.cli.exits import ExitCode
 from perdure.cli.inbox import operation_json
 from perdure.cli.options import JsonOption, StoreOption, existing_store, seconds_from
 from perdure.cli.show import counted, moment, print_json, print_table, say, short
+from perdure.clock import when
 from perdure.errors import UnknownNameError
 from perdure.store.protocol import Post
 

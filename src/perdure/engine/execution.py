@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 
-from perdure.clock import MICROSECONDS
+from perdure.clock import MICROSECONDS, when
 from perdure.codec import Memo, ValueCodec, digest, load_exception, pack, without
 from perdure.engine import where
 from perdure.engine.calls import (
@@ -622,7 +622,7 @@ class Execution:
 
     def now(self) -> dt.datetime:
         """The time of the event being delivered, UTC."""
-        return _EPOCH + dt.timedelta(microseconds=self.now_us)
+        return when(self.now_us)
 
     def _identify(self, name: str) -> tuple[LoopTask, Key, int]:
         task = asyncio.current_task(self.loop)
@@ -716,7 +716,6 @@ class Dropped(BaseException):
 
 
 _kept: list[LoopTask] = []
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 def _nothing(execution: Execution) -> None:

@@ -6,12 +6,12 @@ leaves it to the next. Pure; what a message says is no matter here.
 
 from __future__ import annotations
 
-import datetime as dt
 from collections import deque
 from collections.abc import Iterable
 
 import msgspec
 
+from perdure.clock import time_text
 from perdure.engine.calls import Key, ReceiveAsk
 
 SHOWN_MAX = 200
@@ -81,7 +81,7 @@ class Mailbox:
 def unread(name: str, message: bytes) -> str:
     """A message as a person is told of it: `the message 'go', sent 2026-03-01 12:00:00 UTC, which says {"ok": 1},`"""
     at = getattr(message, "sent_at", 0)
-    sent = f", sent {dt.datetime.fromtimestamp(at // 1_000_000, dt.UTC):%Y-%m-%d %H:%M:%S} UTC" if at else ""
+    sent = f", sent {time_text(at)}" if at else ""
     says = message.decode("utf-8", "replace")
     shown = says if len(says) <= SHOWN_MAX else says[:SHOWN_MAX] + "..."
     return f"the message {name!r}{sent}, which says {shown},"

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from perdure.ledger.states import EffectState, Happening, after
 
+RESULT_IN_ROW_BYTES_MAX = 1024
+
 
 class LedgerEntry(NamedTuple):
     """What is known of one operation. Times in microseconds since the epoch, UTC, 0 where there is none yet.
@@ -50,9 +52,10 @@ class LedgerEntry(NamedTuple):
             return row._replace(attempts=self.attempts + 1, started_at=now)
         return row._replace(committed_at=now) if status.is_final else row
 
+    def answered(self, raw: bytes, response_hash: bytes) -> LedgerEntry:
+        """The row with its result: in the row if it is small, else by its digest alone."""
+        return self._replace(response_hash=response_hash, result=raw if len(raw) <= RESULT_IN_ROW_BYTES_MAX else None)
+
     def undone_by(self, operation_id: str, *, now: int) -> LedgerEntry:
         """The row after another operation took this one back."""
         return self._replace(compensated_by=operation_id, updated_at=max(now, self.updated_at))
-
-
-RESULT_IN_ROW_BYTES_MAX = 1024

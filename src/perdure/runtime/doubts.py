@@ -4,20 +4,15 @@ asked. The rules are `perdure.ledger.doubt`'s."""
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from perdure.clock import MICROSECONDS
+from perdure.clock import MICROSECONDS, time_text
 from perdure.codec import dump_exception
 from perdure.codec.exceptions import message_of
 from perdure.engine.calls import Key
 from perdure.engine.known import Standing
-from perdure.errors import (
-    StepError,
-    StoreError,
-)
+from perdure.errors import StepError, StoreError
 from perdure.history import events as e
 from perdure.ledger import (
     AskPerson,
@@ -34,8 +29,7 @@ from perdure.ledger import (
 )
 from perdure.runtime.attempt import ATTEMPT
 from perdure.runtime.effects import EffectFlight
-from perdure.runtime.live import Entry, LiveRun
-from perdure.runtime.operation import Operation
+from perdure.runtime.live import LiveRun
 from perdure.runtime.performer import PUT_OFF_MICROSECONDS
 from perdure.runtime.retrying import Again
 from perdure.specs import CanLookUp, Found, NotFound, Unsure
@@ -47,7 +41,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("perdure")
 
 LOOKUP_SECONDS_MAX = 60.0
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SETTLES = "settle it: `perdure inbox settle RUN --succeeded --value ... | --failed | --retry`"
 
 
@@ -79,7 +72,7 @@ class Doubts:
             *ask.key, ask.name, ask.use, flight.entry.operation_id, flight.entry.attempts, why, retry_at,
             0, counts, by_suspicion, wants_person,
         )  # fmt: skip
-        self._effects.record(flight, event, flight.entry)
+        self._effects.record(flight.live, event, flight.entry)
         self._turns.mark(flight.live)
         self.resolve(flight)
 
@@ -163,7 +156,8 @@ class Doubts:
         entry, run_id = flight.entry, flight.live.run_id
         known = f"; known: {entry.note}" if entry.note else ""
         reference = f"; reference {entry.external_ref}" if entry.external_ref else ""
-        sent = f"sent {entry.attempts} time(s), last at {_clock(entry.started_at)}, under the key {entry.operation_id}"
+        last = time_text(entry.started_at) if entry.started_at else "?"
+        sent = f"sent {entry.attempts} time(s), last at {last}, under the key {entry.operation_id}"
         hint = (
             f"{entry.action_name} {entry.business_key!r} was {sent}{reference}{known}. {why[:1].upper()}{why[1:]}. "
             f"Find out what became of it, then {_SETTLES.replace('RUN', run_id)}"
@@ -185,18 +179,13 @@ class Doubts:
             ATTEMPT.set(flight)
             seconds = min(LOOKUP_SECONDS_MAX, flight.spec.timeout_seconds)
             async with asyncio.timeout(seconds):
-                answer = await self._called(flight.spec.lookup, flight.operation_of(None, flight.entry.attempts))
+                operation = flight.operation_of(None, flight.entry.attempts)
+                answer = await self._turns.performer.call(flight.spec.lookup, operation)
         except asyncio.CancelledError:
             return
         except Exception as error:
             answer = Unsure(f"{type(error).__name__}: {message_of(error)}")
         self._looked_up(flight, answer)
-
-    async def _called(self, lookup: Any, operation: Operation) -> Any:
-        if inspect.iscoroutinefunction(lookup):
-            return await lookup(operation)
-        answer = await self._turns.performer.in_thread(lookup, operation)
-        return await answer if inspect.isawaitable(answer) else answer
 
     def _looked_up(self, flight: EffectFlight, answer: Any) -> None:
         live = flight.live
@@ -219,7 +208,7 @@ class Doubts:
                 why = f"the lookup of {flight.spec.name} returned {answer!r}: {expected}"
                 log.error("run %s: %s", live.run_id, why)
         flight.entry = flight.entry._replace(note=f"looked up: {said.replace('_', ' ')} {why}".strip())
-        self._effects.record(flight, self._look(flight, said, why), flight.entry)
+        self._effects.record(flight.live, self._look(flight, said, why), flight.entry)
         self._turns.mark(live)
         self.resolve(flight)
 
@@ -231,7 +220,7 @@ class Doubts:
         entry = flight.entry.moved(Happening.FOUND, now=self._turns.clock.now())
         reference = found.reference or entry.external_ref
         flight.entry = entry._replace(external_ref=reference, note="found by look-up")
-        self._effects.record(flight, self._look(flight, "found", "", reference), None)
+        self._effects.record(flight.live, self._look(flight, "found", "", reference), None)
         try:
             raw = flight.spec.result.dumps(found.result)
         except Exception as error:  # an EncodeError, or what the value's own methods raise
@@ -269,16 +258,11 @@ class Doubts:
                 *key, standing.name, key[1] + 1, standing.operation, standing.attempt, why, counts=False,
                 by_suspicion=bool(standing.suspected_at),
             )  # fmt: skip
-            live.has_effects = True
-            live.entries.append(Entry(event, ledger=entry))
-            live.execution.known.note_effect(event, live.last_at)
+            self._effects.record(live, event, entry)
         hint = f"operation {standing.operation} may have happened, and its caller is gone; {_SETTLES}"
         self._turns.parking.block(live, e.RunBlocked("unknown_effect", hint, *key, standing.name, key[1] + 1))
 
     def close(self) -> None:
+        """Nobody waits for the look-ups under way any more."""
         for look in list(self._looks):
             look.cancel()
-
-
-def _clock(at: int) -> str:
-    return (_EPOCH + timedelta(microseconds=at)).strftime("%Y-%m-%d %H:%M:%S UTC") if at else "?"

@@ -14,13 +14,13 @@ import inspect
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure.clock import MICROSECONDS
+from perdure.clock import MICROSECONDS, when
 from perdure.codec import dump_exception, pack, unpack
 from perdure.codec.exceptions import message_of
 from perdure.engine.calls import Attempts, EffectAsk, Key
@@ -50,11 +50,10 @@ from perdure.ledger import (
     operation_id,
     prepare,
 )
-from perdure.ledger.entry import RESULT_IN_ROW_BYTES_MAX
 from perdure.runtime.attempt import NUMBER
 from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.operation import Operation
-from perdure.runtime.performer import PUT_OFF_MICROSECONDS, Flight
+from perdure.runtime.performer import PUT_OFF_MICROSECONDS, Flight, Performer
 from perdure.runtime.retrying import Again, next_attempt
 from perdure.specs import EffectSpec
 from perdure.store import protocol
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("perdure")
 
 HELD_LOOK_MICROSECONDS = 250_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class EffectFlight(Flight):
@@ -122,7 +120,7 @@ class EffectFlight(Flight):
         return Operation(
             id=entry.operation_id, action=entry.action_name, run_id=entry.run_id, business_key=entry.business_key,
             revision=entry.revision, attempt=number, request_hash=entry.request_hash.hex(),
-            arguments=dict(bound.arguments), started_at=_EPOCH + timedelta(microseconds=entry.started_at),
+            arguments=dict(bound.arguments), started_at=when(entry.started_at),
             reference=entry.external_ref, external_request_id=entry.external_request_id, note=note,
         )  # fmt: skip
 
@@ -135,7 +133,7 @@ class Effects:
         self._loop = asyncio.get_running_loop()
 
     @property
-    def performer(self) -> Any:
+    def performer(self) -> Performer:
         return self._turns.performer
 
     # ── prepare ──────────────────────────────────────────────────────────────────────────────
@@ -152,8 +150,8 @@ class Effects:
 
     def row(self, live: LiveRun, operation: str) -> LedgerEntry | None:
         """The ledger's row as it will be once what this run has on its way is durable."""
-        on_its_way = [*(live.under_way.entries if live.under_way is not None else ()), *live.entries]
-        for entry in reversed(on_its_way):
+        written = live.under_way.entries if live.under_way is not None else ()
+        for entry in chain(reversed(live.entries), reversed(written)):
             for row in (entry.ledger, entry.undone):
                 if row is not None and row.operation_id == operation:
                     return row
@@ -271,7 +269,7 @@ class Effects:
         digest, view = (packed.digest, ask.view) if packed is not None else (None, None)
         ask.is_recorded = flight.is_start_recorded = flight.is_under_way = True
         self.record(
-            flight,
+            live,
             e.EffectStarted(
                 *ask.key, ask.name, ask.use, digest, view, kept, entry.attempts, entry.operation_id, ask.business_key,
                 entry.revision,
@@ -284,7 +282,7 @@ class Effects:
     def hold(self, flight: EffectFlight) -> None:
         """The run is paused or blocked: nothing new leaves; it goes on where it stands when that is over."""
         live, ask = flight.live, flight.ask
-        self.land(flight)
+        self.performer.land(flight)
         live.flights.pop(ask.key, None)
         if not self._turns.sections.hold_back(live, ask.key):
             live.held += (ask,)
@@ -419,7 +417,7 @@ class Effects:
         note = f"attempt {number} answered success after all{under}"
         row = entry._replace(references=others, note=note, updated_at=max(self._turns.clock.now(), entry.updated_at))
         event = e.EffectNoted(*ask.key, ask.name, ask.use, entry.operation_id, None, reference, note)
-        self.record(flight, event, row)
+        self.record(flight.live, event, row)
         log.error("run %s: %s: %s", flight.live.run_id, ask.label, note)
         self._turns.mark(flight.live)
 
@@ -427,18 +425,17 @@ class Effects:
     def succeed(self, flight: EffectFlight, raw: bytes, how: str, entry: LedgerEntry | None) -> None:
         live, ask = flight.live, flight.ask
         output = pack(raw, live.execution.memo)
-        small = raw if len(raw) <= RESULT_IN_ROW_BYTES_MAX else None
+        reference = None
         if entry is not None:
-            entry = entry._replace(response_hash=output.digest, result=small)
-        reference = entry.external_ref if entry is not None else None
+            entry, reference = entry.answered(raw, output.digest), entry.external_ref
         digest, view, kept, packed = self._input(flight)
         event = e.EffectSucceeded(
             *ask.key, ask.name, ask.use, output.digest, digest, view, kept, flight.number, flight.entry.started_at,
             flight.entry.operation_id, ask.business_key, reference, how, ask.undoes,
         )  # fmt: skip
-        self.finish(flight)
+        self.performer.end(flight)
         undone = flight.undone and flight.undone.undone_by(flight.entry.operation_id, now=self._turns.clock.now())
-        self.record(flight, event, entry, raw=raw, output=output, input=packed, delivers=True, undone=undone)
+        self.record(flight.live, event, entry, raw=raw, output=output, input=packed, delivers=True, undone=undone)
         self._turns.mark(live)
 
     def fail(self, flight: EffectFlight, raw: bytes, how: str, entry: LedgerEntry | None) -> None:
@@ -449,8 +446,8 @@ class Effects:
             *ask.key, ask.name, ask.use, output.digest, digest, view, kept, flight.number, flight.entry.started_at,
             flight.entry.operation_id, ask.business_key, how,
         )  # fmt: skip
-        self.finish(flight)
-        self.record(flight, event, entry, raw=raw, output=output, input=packed, delivers=True)
+        self.performer.end(flight)
+        self.record(flight.live, event, entry, raw=raw, output=output, input=packed, delivers=True)
         self._turns.mark(live)
 
     def not_done(self, flight: EffectFlight, raw: bytes, retry_at: int, counted: int, note: str) -> None:
@@ -464,7 +461,7 @@ class Effects:
             flight.entry.started_at, retry_at, flight.standing.first_at, flight.entry.operation_id, ask.business_key,
             counted,
         )  # fmt: skip
-        self.record(flight, event, flight.entry, output=output)
+        self.record(flight.live, event, flight.entry, output=output)
         self._turns.mark(flight.live)
         self.wait(flight, retry_at, self.send)
 
@@ -473,13 +470,13 @@ class Effects:
         ask = flight.ask
         if entry is not None:
             noted = e.EffectNoted(*ask.key, ask.name, ask.use, entry.operation_id, None, entry.external_ref, hint)
-            self.record(flight, noted, entry)
+            self.record(flight.live, noted, entry)
         supply = f"perdure inbox settle {flight.live.run_id} --succeeded --value @file"
         self.block(flight, "undecodable", f"{hint}. Supply it: `{supply}`")
 
     def block(self, flight: EffectFlight, reason: str, hint: str) -> None:
         flight.is_start_recorded = flight.ask.is_recorded = True
-        self.finish(flight)
+        self.performer.end(flight)
         self._turns.parking.block_call(flight.live, reason, hint, flight)
 
     # ── cancelling, leaving ──────────────────────────────────────────────────────────────────
@@ -521,9 +518,8 @@ class Effects:
             operation=standing.operation, business_key=entry.business_key, how="cancelled",
         )  # fmt: skip
         row = entry.moved(Happening.GIVEN_UP, now=self._turns.clock.now(), note="whoever asked for it is gone")
-        live.has_effects = live.has_sections = True
-        live.execution.known.note_effect(event, live.last_at)
-        live.entries.append(Entry(event, None, output, raw, True, ledger=row))
+        live.has_sections |= event.is_in_section
+        self.record(live, event, row, raw=raw, output=output, delivers=True)
 
     def _give_up_cancelled(self, flight: EffectFlight) -> None:
         raw = dump_exception(RunCancelledError("the call was cancelled before anything was sent"), ())
@@ -566,9 +562,8 @@ class Effects:
         kept = ask.spec.record_input
         return ask.packed.digest, ask.view, kept, ask.packed if kept else None
 
-    def record(self, flight: EffectFlight, event: e.Keyed, entry: LedgerEntry | None, **more: Any) -> None:
+    def record(self, live: LiveRun, event: e.Event, entry: LedgerEntry | None, **more: Any) -> None:
         """Put an event on its way, the ledger's row in the same commit. Where the effect stands follows from it."""
-        live = flight.live
         live.has_effects = True
         live.entries.append(Entry(event, ledger=entry, **more))
         live.execution.known.note_effect(event, max(self._turns.clock.now(), live.last_at))
@@ -615,7 +610,7 @@ class Effects:
             entry = flight.entry = entry._replace(external_request_id=request_id)
             noted = f"request id {request_id}"
             event = e.EffectNoted(*ask.key, ask.name, ask.use, entry.operation_id, request_id, None, noted)
-            self.record(flight, event, entry)
+            self.record(flight.live, event, entry)
             live.then += (tell,)
             self._turns.mark(live)
 
@@ -639,12 +634,6 @@ class Effects:
     def later(self, flight: EffectFlight, delay: int, then: Callable[[EffectFlight], None], error: StoreError) -> None:
         log.warning("run %s: the ledger cannot be read, trying again: %s", flight.live.run_id, error)
         self.performer.wait_until(flight, self._turns.clock.now() + delay, partial(self._woken, flight, then))
-
-    def land(self, flight: EffectFlight) -> None:
-        self.performer.land(flight)
-
-    def finish(self, flight: EffectFlight) -> None:
-        self.performer.end(flight)
 
 
 async def _nothing() -> None:

@@ -17,10 +17,10 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from perdure.clock import MICROSECONDS
+from perdure.clock import MICROSECONDS, when
 from perdure.codec import ValueCodec, arguments_codec_for, codec_for, dump_exception, load_exception, pack
 from perdure.codec.exceptions import message_of
 from perdure.engine.calls import CallFuture, ChildAsk, EffectAsk, Key, SectionAsk, StepAsk
@@ -48,7 +48,6 @@ T = TypeVar("T")
 
 HELD_LOOK_SECONDS = 0.25
 HELD_TASKS_SECONDS = 5.0
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WAITING_MODULES = (
     "/threading.py",
     "/queue.py",
@@ -475,33 +474,28 @@ class Journal:
 
     def _step(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
         raw = spec.arguments.dumps(args, kwargs)
-        if isinstance(spec, EffectSpec):
-            return self._effect_request(spec, raw, business_key_of(spec, args, kwargs))
-        return self._step_request(spec, raw)
+        business_key = business_key_of(spec, args, kwargs) if isinstance(spec, EffectSpec) else None
 
-    def _effect_request(self, spec: EffectSpec, raw: bytes, business_key: str) -> Request:
         def perform(request: Request) -> None:
-            ask = EffectAsk(request.key, spec.name, request.key[1] + 1, _unused_future(self.live))
-            ask.spec, ask.input, ask.packed, ask.view = spec, raw, request.packed, None
-            ask.is_recorded, ask.business_key = request.record is not None, business_key
-            if not self.live.waits_for_person(request.key):
+            if self.live.waits_for_person(request.key):
+                return
+            ask = self._as_ask(request, spec, raw, business_key)
+            if isinstance(ask, EffectAsk):
                 self._turns.effects.start(self.live, ask)
+            else:
+                self._turns.performer.start(self.live, ask)
 
         request = Request(LANE.get(), spec.name, raw, perform)
         request.load = _load_with(spec.result, spec.raises)
         return request
 
-    def _step_request(self, spec: StepSpec, raw: bytes) -> Request:
-        def perform(request: Request) -> None:
-            if not self.live.waits_for_person(request.key):
-                self._turns.performer.start(self.live, self._as_ask(request, spec, raw))
-
-        request = Request(LANE.get(), spec.name, raw, perform)
-        request.load = _load_with(spec.result, spec.raises)
-        return request
-
-    def _as_ask(self, request: Request, spec: StepSpec, raw: bytes) -> StepAsk:
-        ask = StepAsk(request.key, spec.name, request.key[1] + 1, _unused_future(self.live))
+    def _as_ask(self, request: Request, spec: StepSpec, raw: bytes, business_key: str | None) -> StepAsk:
+        of, future = (request.key, spec.name, request.key[1] + 1), _unused_future(self.live)
+        if business_key is None:
+            ask = StepAsk(*of, future)
+        else:
+            ask = EffectAsk(*of, future)
+            ask.business_key = business_key
         ask.spec, ask.input, ask.packed, ask.view = spec, raw, request.packed, None
         ask.is_recorded = request.record is not None
         return ask
@@ -696,7 +690,7 @@ class Journal:
 
     def now(self) -> datetime:
         """The time of the last answer that this lane got: the same when it runs again."""
-        return _EPOCH + timedelta(microseconds=self.lane_now.get(LANE.get(), self.began_at))
+        return when(self.lane_now.get(LANE.get(), self.began_at))
 
     def random_bytes(self) -> bytes:
         """32 random bytes, the same when the section runs again."""
@@ -848,7 +842,7 @@ def _attempt_of(journal: Journal, wanted: Request, spec: StepSpec, number: int, 
     live = journal.live
     return Attempt(
         live.run_id, live.info.workflow, wanted.name, f"{wanted.key[0]}/{wanted.name}", number, spec.retry.max_attempts,
-        _EPOCH + timedelta(microseconds=started_at), lambda details: None, lambda hint: None, {},
+        when(started_at), lambda details: None, lambda hint: None, {},
     )  # fmt: skip
 
 

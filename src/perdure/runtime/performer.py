@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import logging
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Protocol
 
-from perdure.clock import MICROSECONDS, Alarm, Clock
+from perdure.clock import MICROSECONDS, Alarm, Clock, when
 from perdure.codec import codec_for, dump_exception, pack
 from perdure.codec.exceptions import message_of
 from perdure.engine.calls import Attempts, StepAsk
@@ -36,7 +36,6 @@ STILL_HERE_SECONDS = 3.0
 """Longer than a worker takes to leave."""
 
 PUT_OFF_MICROSECONDS = 50_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN = codec_for(Any)
 
 
@@ -76,7 +75,7 @@ class Flight:
         ask, live, performer, number = self.ask, self.live, self.performer, self.number
         return Attempt(
             live.run_id, live.info.workflow, ask.name, ask.label, number, ask.spec.retry.max_attempts,
-            _EPOCH + timedelta(microseconds=self.started_at),
+            when(self.started_at),
             lambda details: performer.beat(self, number, details),
             lambda hint: performer.details(self, hint), performer.provided,
         )  # fmt: skip
@@ -164,10 +163,13 @@ class Performer:
             flight.alarm.cancel()
         flight.alarm = self._clock.wake_at(at, then)
 
-    def in_thread(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Call a plain function in one of the threads for steps, in a copy of the context here."""
-        inside = partial(contextvars.copy_context().run, function, *args)
-        return self._loop.run_in_executor(self._threads, inside)
+    async def call(self, function: Any, argument: Any) -> Any:
+        """Call what an author gave us beside the body of a step: awaited here, or in one of the threads for steps."""
+        if inspect.iscoroutinefunction(function):
+            return await function(argument)
+        inside = partial(contextvars.copy_context().run, function, argument)
+        answer = await self._loop.run_in_executor(self._threads, inside)
+        return await answer if inspect.isawaitable(answer) else answer
 
     def fresh_context(self) -> contextvars.Context:
         """The context in which the body of a step begins."""

@@ -8,17 +8,14 @@ longer, whoever was only silent keeps it for as long as its handler may take.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-import msgspec
-
-from perdure.clock import MICROSECONDS, Alarm, Clock
+from perdure.clock import MICROSECONDS, Alarm, Clock, when
 from perdure.codec import codec_for
 from perdure.codec.exceptions import message_of
 from perdure.errors import StoreError
@@ -35,7 +32,6 @@ HANDLER_SECONDS_MAX = 60.0
 NOTING_SECONDS = 30.0
 AT_ONCE_MAX = 32
 LOOK_SECONDS = 1.0
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN = codec_for(Any)
 
 
@@ -102,13 +98,13 @@ class Relay:
 
     async def _deliver(self, post: Post) -> None:
         attempt = post.attempts + 1
-        posted_at = _EPOCH + timedelta(microseconds=post.created_at)
+        posted_at = when(post.created_at)
         try:
             message = OutboxMessage(
                 post.post_id, post.topic, post.key, _PLAIN.loads(post.payload), attempt, posted_at
             )
             async with asyncio.timeout(HANDLER_SECONDS_MAX):
-                await self._handled(self._handlers[post.topic], message)
+                await self._performer.call(self._handlers[post.topic], message)
         except Exception as error:
             post = self._after_failure(post, attempt, error)
         else:
@@ -137,14 +133,6 @@ class Relay:
                 log.warning("the outbox cannot be written, trying again: %s", error)
                 await asyncio.sleep(LOOK_SECONDS)
 
-    async def _handled(self, handler: Handler, message: OutboxMessage) -> None:
-        if inspect.iscoroutinefunction(handler):
-            await handler(message)
-            return
-        answer = await self._performer.in_thread(handler, message)
-        if inspect.isawaitable(answer):
-            await answer
-
     @property
     def is_idle(self) -> bool:
         return not self._deliveries
@@ -171,8 +159,3 @@ class Outbox:
         Messages with the same topic and key are delivered in order, one after the other. EncodeError for a payload that
         cannot be recorded."""
         self._post(topic, key, _PLAIN.dumps(payload))
-
-
-def decoded(payload: bytes) -> Any:
-    """A payload as it stands in the store, for people."""
-    return msgspec.json.decode(payload)

@@ -8,17 +8,10 @@ import msgspec
 
 from perdure.codec import dump_exception, pack
 from perdure.engine.calls import EffectAsk, Key
-from perdure.errors import (
-    StepError,
-)
+from perdure.errors import StepError
 from perdure.history import events as e
-from perdure.ledger import (
-    EffectState,
-    Happening,
-    LedgerEntry,
-)
-from perdure.ledger.entry import RESULT_IN_ROW_BYTES_MAX
-from perdure.runtime.live import Entry, LiveRun
+from perdure.ledger import EffectState, Happening, LedgerEntry
+from perdure.runtime.live import LiveRun
 
 if TYPE_CHECKING:
     from perdure.runtime.turn import Turns
@@ -60,9 +53,7 @@ class Settling:
         entry = entry._replace(external_ref=letter.reference or entry.external_ref)
         unblocked = e.RunUnblocked(letter.choice, letter.by, *key, letter.reason, blocked.name, blocked.use)
         live.note_unblocked(unblocked)
-        live.has_effects = True
-        live.entries.append(Entry(unblocked, ledger=entry))
-        live.execution.known.note_effect(unblocked, now)
+        self._turns.effects.record(live, unblocked, entry)
         live.change = self._turns.parking.change(live)
         if letter.choice == "retry" and not is_unwanted:
             return None
@@ -76,17 +67,15 @@ class Settling:
         undone = self._turns.effects.row(live, undoes) if undoes else None
         raw = value if is_success else dump_exception(StepError(entry.note), ())
         output = pack(raw, live.execution.memo)
-        small = raw if is_success and len(raw) <= RESULT_IN_ROW_BYTES_MAX else None
         kind: Any = e.EffectSucceeded if is_success else e.EffectFailed
         event = kind(
             blocked.task, blocked.n, blocked.name, blocked.use, output=output.digest, attempt=0,
             operation=entry.operation_id, business_key=entry.business_key, how="settled",
         )  # fmt: skip
         if is_success:
-            entry = entry._replace(response_hash=output.digest, result=small)
+            entry = entry.answered(raw, output.digest)
             event = msgspec.structs.replace(event, undoes=undoes)
             undone = undone and undone.undone_by(entry.operation_id, now=entry.updated_at)
         live.supplied |= {event.key}
         live.has_sections |= event.is_in_section
-        live.execution.known.note_effect(event, 0)
-        live.entries.append(Entry(event, None, output, raw, True, ledger=entry, undone=undone))
+        self._turns.effects.record(live, event, entry, raw=raw, output=output, delivers=True, undone=undone)

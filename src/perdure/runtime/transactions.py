@@ -19,7 +19,6 @@ from perdure.errors import EncodeError, StepTimeoutError, StoreError
 from perdure.history import events as e
 from perdure.http.classify import classify
 from perdure.ledger import Happening, LedgerEntry
-from perdure.ledger.entry import RESULT_IN_ROW_BYTES_MAX
 from perdure.runtime.attempt import ATTEMPT, Attempt
 from perdure.runtime.live import Entry, Written
 from perdure.runtime.performer import PUT_OFF_MICROSECONDS
@@ -116,7 +115,7 @@ class Transactions:
             live.under_way = body.written
         if isinstance(outcome, Done):
             flight.entry = body.entry
-            self._turns.effects.finish(flight)
+            self._turns.performer.end(flight)
             self._turns.on_posts()
         self._turns.committed(live, outcome)
 
@@ -184,11 +183,8 @@ class _Body:
             raise error.about(f"the result of {ask.name}()") from None
         packed_in, output = pack(ask.input, Memo()), pack(raw, Memo())
         reference = running.operation.reference
-        entry = flight.entry.moved(Happening.RETURNED, now=self._now)
-        entry = entry._replace(
-            external_ref=reference, response_hash=output.digest,
-            result=raw if len(raw) <= RESULT_IN_ROW_BYTES_MAX else None,
-        )  # fmt: skip
+        entry = flight.entry.moved(Happening.RETURNED, now=self._now)._replace(external_ref=reference)
+        entry = entry.answered(raw, output.digest)
         kept = ask.spec.record_input
         event = e.EffectSucceeded(
             *ask.key, ask.name, ask.use, output.digest, packed_in.digest, ask.view, kept, flight.number,

@@ -618,6 +618,7 @@ class Turns:
     # ── leaving ──────────────────────────────────────────────────────────────────────────────
     def close(self) -> None:
         """No further turn. A turn thread that does not come back is left alone."""
+        self.doubts.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def forget(self, live: LiveRun) -> None:
