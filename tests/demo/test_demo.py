@@ -1,4 +1,4 @@
-"""The demo itself, whole: processes, SIGKILL, takeover."""
+"""The demo itself, whole: processes, SIGKILL, takeover, and a person at the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perdure.cli.demo import demo
-from perdure.cli.demo.processes import examples
+from perdure.cli.demo.processes import AGENT, examples
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -21,15 +21,49 @@ def environment(**changes: str) -> dict[str, str]:
     return settings
 
 
+def table_in(text: str) -> list[list[str]]:
+    """The rows of the figures, without the one that differs each time."""
+    lines = [line.split() for line in text.splitlines() if line.endswith(" ok")]
+    return [line for line in lines if line[0] != "seconds"]
+
+
 def test_the_demo_keeps_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "demo"
     status = demo(folder, environment=environment())
     shown = capsys.readouterr().out
     assert status == 0, shown
-    assert "50 of 50     50 of 50  ok" in shown
-    assert "1 (step 47)  1 (step 47)  ok" in shown
+    kept = [" ".join(line.split()) for line in shown.splitlines() if line.endswith(" ok")]
+    assert "steps done and recorded, each once 50 of 50 50 of 50 ok" in kept
+    assert "sent again, because in flight at the kill 1 (step 47) 1 (step 47) ok" in kept
+    assert "claims in the books of the payments service, each once 8 of 8 8 of 8 ok" in kept
+    assert kept[7:10] == [
+        "step 12, charge for C-102 sent 2x, one key sent 2x, one key ok",
+        "step 24, transfer for C-104 sent 1x, found by look-up sent 1x, found by look-up ok",
+        "step 36, payout for C-106 sent 1x, found by a person sent 1x, found by a person ok",
+    ]
+    assert shown.count("kill -9") == 4
+    readme = (examples().parent / "README.md").read_text()
+    assert table_in(shown) == table_in(readme), "README shows what the demo prints"
+    assert "$ perdure inbox settle claims-1 --succeeded --value 6" in shown
     assert (folder / "timeline.svg").exists()
     assert f"--store {folder / 'perdure.db'}" in shown
+
+
+def test_an_agent_that_pays_twice_is_told_and_the_demo_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its look-up asks for another reference than the one that the transfer was given."""
+    right, source = "?reference={operation.id}", (examples() / AGENT).read_text()
+    assert right in source
+    careless = tmp_path / AGENT
+    wrong = source.replace(right, "?reference={operation.run_id}").replace("settle_after=2", "settle_after=0")
+    careless.write_text(wrong)
+    status = demo(tmp_path / "demo", environment=environment(), agent=careless)
+    shown = capsys.readouterr().out
+    assert status == 1, shown
+    broken = ("steps done and recorded, each once", "claims in the books of the payments service, each once")
+    assert shown.strip().endswith(f"not as promised: {'; '.join([*broken, 'step 24, transfer for C-104'])}")
+    assert shown.count("NOT KEPT") == 3
 
 
 def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +97,7 @@ def test_a_real_model_is_asked_when_it_is_named(tmp_path: Path, capsys: pytest.C
         status = demo(tmp_path / "demo", environment=settings)
         asked = upstream.records()
     assert status == 0, capsys.readouterr().out
-    assert len(asked) == 26
+    assert len(asked) == 18
     assert {'"model": "m-2"' in sending.body for sending in asked} == {True}
 
 

@@ -119,9 +119,9 @@ def test_a_held_request_is_answered_only_when_it_is_sent_again(tmp_path: Path) -
         said(send("POST", f"{model.url}/v1/chat/completions", body.replace("two", "one"), Authorization="Bearer k"))
         with socket.create_connection(("127.0.0.1", model.port)) as dying:
             dying.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
-            while not (waiting := model.records(only_unanswered=True)):
+            while not ((waiting := model.records(only_unanswered=True)) and waiting[0].held):
                 pass
-        assert [sending.pid for sending in waiting] == [7]
+        assert [(sending.pid, sending.held) for sending in waiting] == [(7, 1)]
         said(send("POST", f"{model.url}/v1/chat/completions", body, Authorization="Bearer k"))
         assert [sending.answered_at is not None for sending in model.records()] == [True, False, True]
 
@@ -230,6 +230,9 @@ def test_each_route_gives_what_it_says(payments: Service) -> None:
     _, found = send("GET", f"{payments.url}/transfers?reference=our-1")
     assert len(found["payments"]) == 2
     assert send("GET", f"{payments.url}/transfers?reference=other")[1] == {"payments": []}
+    assert len(payments.books(who="test", claim="c-1")) == len(payments.books(who="test")) == 5
+    assert payments.books(who="test", claim="c-2") == []
+    assert [sending.key for sending in payments.records()][:4] == ["k", "k", "k", None]
 
 
 @pytest.mark.parametrize("cents", [0, -1, 1.5, "100", True, None])

@@ -72,7 +72,7 @@ def settled_from_the_books(world: World, payments: Service, **decision: Any) -> 
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_killed_between_the_services_commit_and_our_record(world: World, tmp_path: Path, route: str) -> None:
-    with service("payments", tmp_path, "--hold", "1") as payments:
+    with service("payments", tmp_path, "--hold", "claim-7") as payments:
         options = {"payments": payments.url, "route": route}
         with world.worker("start_paying", life="1", **options) as first:
             wait_until(lambda: bool(payments.records(only_unanswered=True)) and bool(paid(payments)), "it has paid")

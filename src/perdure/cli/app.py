@@ -53,7 +53,7 @@ def demo(
         Path | None, typer.Argument(help="A new folder for stores, logs and the timeline.", show_default=False)
     ] = None,
 ) -> ExitCode:
-    """Kill an agent in step 47, watch it go on from step 47, and show what the services it calls saw of it."""
+    """Kill an agent in step 47 and after three payments, watch it go on, and show what the services it calls saw."""
     from perdure.cli.demo import demo as happen
 
     return ExitCode(happen(directory))

@@ -1,7 +1,10 @@
-"""`perdure demo`: an agent of 50 steps is killed in step 47, and goes on from step 47.
+"""`perdure demo`: an agent of 50 steps is killed in step 47, and goes on from step 47. It is also killed between a
+payment and our record of it, on each of three routes, and has paid once.
 
-story.py      starts the services and two workers, kills one of them, watches the other
-services.py   the outside world: a model server and a ticket service, processes of their own
+story.py      what happens: four kills, and what the next worker, or a person, does after each
+stage.py      what it happens on: services, workers, the command line
+processes.py  how these are started
+services.py   the outside world: a model server, a ticket service and a payments service, processes of their own
 figures.py    what the services wrote down, as the figures of the table
 timeline.py   the same as a picture
 """

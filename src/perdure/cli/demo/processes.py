@@ -1,28 +1,33 @@
-"""The processes of the demo: services that end with us, and workers that are nothing but `python claims_agent.py`."""
+"""The processes of the demo: services that end with us, workers that are nothing but `python claims_agent.py`, and the
+commands that a person types.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perdure.cli.demo.figures import Sending
+from perdure.cli.demo.figures import Payment, Sending
 
 HERE = Path(__file__).resolve().parent
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 REQUEST_SECONDS_MAX = 100.0
+AGENT, CLAIMS = "claims_agent.py", "claims.json"
 
 
 def examples() -> Path:
     """The folder with the agent and its claims: the one of the checkout, else the copy that was installed with us."""
     checkout = HERE.parents[3] / "examples"
-    return checkout if (checkout / "claims_agent.py").exists() else HERE / "examples"
+    return checkout if (checkout / AGENT).exists() else HERE / "examples"
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,13 @@ class Service:
         path = "/records?unanswered=1" if only_unanswered else "/records"
         with DIRECT.open(self.url + path, timeout=REQUEST_SECONDS_MAX) as response:
             return [Sending.read(self.name, record) for record in json.load(response)["requests"]]
+
+    def books(self, *, who: str, claim: str | None = None) -> list[Payment]:
+        """What the payments service has paid, for one claim or for all, as it tells anybody who asks."""
+        request = urllib.request.Request(self.url + "/payments" + (f"?claim={claim}" if claim else ""))
+        request.add_header("User-Agent", f"{who}/{os.getpid()}")
+        with DIRECT.open(request, timeout=REQUEST_SECONDS_MAX) as response:
+            return [Payment.read(row) for row in json.load(response)["payments"]]
 
     def answer_to(self, sending: Sending) -> str:
         """What the model says when this request is sent once more."""
@@ -95,14 +107,9 @@ class Worker:
 
 
 @contextmanager
-def worker(number: int, directory: Path, environment: Mapping[str, str]) -> Generator[Worker, None, None]:
+def worker(number: int, agent: Path, directory: Path, environment: Mapping[str, str]) -> Generator[Worker, None, None]:
     """Start the agent on the store in `directory`; whatever is left of it is killed when the block ends."""
-    command: list[Any] = [
-        sys.executable,
-        examples() / "claims_agent.py",
-        directory / "perdure.db",
-        examples() / "claims.json",
-    ]
+    command: list[Any] = [sys.executable, agent, directory / "perdure.db", examples() / CLAIMS]
     log = directory / f"worker-{number}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -113,3 +120,25 @@ def worker(number: int, directory: Path, environment: Mapping[str, str]) -> Gene
     finally:
         process.kill()
         process.wait()
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A command line that was typed, and what came of it."""
+
+    words: tuple[str, ...]
+    status: int
+    shown: str
+
+    def __str__(self) -> str:
+        return f"$ {shlex.join(self.words)}\n{self.shown}"
+
+
+def type_command(words: Sequence[str], environment: Mapping[str, str], *, seconds_max: float) -> Typed:
+    """Run `perdure ...` as a person would in a terminal."""
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(
+        command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, timeout=seconds_max, check=False,
+    )  # fmt: skip
+    return Typed(tuple(words), done.returncode, done.stdout.strip())

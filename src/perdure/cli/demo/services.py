@@ -5,17 +5,17 @@ They know nothing of perdure: this file imports the standard library alone and i
 every request it gets, answered or not, and tells what it wrote under GET /records (of what waits for its answer:
 GET /records?unanswered=1); the demo's figures are made of that.
 
-    python services.py model   --database model.db   [--hold 24] [--think-seconds 0.05] [--upstream URL]
-    python services.py tickets --database tickets.db
-    python services.py payments --database payments.db [--hold 1]
+    python services.py model    --database model.db    [--hold N] [--think-seconds 0.05] [--upstream URL]
+    python services.py tickets  --database tickets.db
+    python services.py payments --database payments.db [--hold CLAIM ...]
 
 A service listens on a free loopback port, prints that port on one line, and ends when its standard input is closed,
 so it never outlives whoever started it.
 
 The model server speaks OpenAI's chat-completions protocol and answers from a script; with `--upstream` it passes the
-request on to a real model and writes down both sides. `--hold N`: the N-th distinct request is answered only when it
-is sent again; the first sending waits until its sender is gone. That makes the moment of the kill exact. The payments
-service has paid by then: what is lost is its answer.
+request on to a real model and writes down both sides. `--hold`: the N-th distinct question, or the payment for CLAIM,
+is answered only when it is sent again; the first sending waits until its sender is gone. That makes the moment of the
+kill exact. The payments service has paid by then: what is lost is its answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -55,10 +55,12 @@ CREATE TABLE IF NOT EXISTS requests (
     ordinal     INTEGER NOT NULL,        -- which distinct request this is: 1, 2, ...; sent again, it keeps its ordinal
     received_at REAL NOT NULL,
     answered_at REAL,                    -- NULL: never answered
+    held        INTEGER NOT NULL DEFAULT 0,  -- 1: it waits for its answer until its sender is gone
     caller      TEXT NOT NULL,           -- the User-Agent
     method      TEXT NOT NULL,
     path        TEXT NOT NULL,
     digest      TEXT NOT NULL,           -- of method, path and body
+    key         TEXT,                    -- the Idempotency-Key
     body        TEXT NOT NULL,
     status      INTEGER,
     answer      TEXT
@@ -73,16 +75,16 @@ class Records:
         self._database, self._lock = database, lock
         database.execute(RECORDS_SCHEMA)
 
-    def received(self, caller: str, method: str, path: str, body: str) -> tuple[int, int, bool]:
+    def received(self, caller: str, method: str, path: str, key: str | None, body: str) -> tuple[int, int, bool]:
         """Number and ordinal of a request that just arrived, and whether it was sent before."""
         digest = hashlib.sha256(f"{method} {path}\n{body}".encode()).hexdigest()
         with self._lock:
             earlier = self._one("SELECT min(ordinal) FROM requests WHERE digest = ?", digest)
             ordinal = earlier or 1 + (self._one("SELECT max(ordinal) FROM requests") or 0)
             cursor = self._database.execute(
-                "INSERT INTO requests (ordinal, received_at, caller, method, path, digest, body)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (ordinal, time.time(), caller, method, path, digest, body),
+                "INSERT INTO requests (ordinal, received_at, caller, method, path, digest, key, body)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (ordinal, time.time(), caller, method, path, digest, key, body),
             )
             return cast(int, cursor.lastrowid), ordinal, bool(earlier)
 
@@ -92,6 +94,10 @@ class Records:
                 "UPDATE requests SET answered_at = ?, status = ?, answer = ? WHERE number = ?",
                 (time.time(), status, answer, number),
             )
+
+    def held(self, number: int) -> None:
+        with self._lock:
+            self._database.execute("UPDATE requests SET held = 1 WHERE number = ?", (number,))
 
     def read(self, *, only_unanswered: bool) -> list[Json]:
         condition = "WHERE answered_at IS NULL" if only_unanswered else ""
@@ -160,6 +166,7 @@ class Service:
 
     def wait_for_the_sender_to_go(self, request: Request) -> None:
         """Returns when it is taking too long: then the request is answered after all."""
+        self.records.held(request.number)
         end = time.monotonic() + HOLD_SECONDS_MAX
         while time.monotonic() < end:
             if request.sender_is_gone():
@@ -217,7 +224,8 @@ def handler_for(service: Service) -> type[BaseHTTPRequestHandler]:
 
         def serve(self, text: str) -> None:
             caller = self.headers.get("User-Agent", "")
-            number, ordinal, sent_before = service.records.received(caller, self.command, self.path, text)
+            key = self.headers.get("Idempotency-Key")
+            number, ordinal, sent_before = service.records.received(caller, self.command, self.path, key, text)
             url = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(url.query).items()}
             headers = {name.lower(): value for name, value in self.headers.items()}
@@ -282,7 +290,7 @@ def serve(service: Service) -> None:
 # ── the model server ────────────────────────────────────────────────────────────────────────
 
 PLANS = [
-    "Read what each customer wrote before, assess, decide, write. Approve up to 500 EUR without a person.",
+    "Read what each customer wrote before, assess, decide, pay, write. Approve up to 500 EUR without a person.",
     "Sort the claims by amount, the smallest first. Approve up to 200 EUR without a person.",
     "Ask the customers for photographs first. Approve up to 100 EUR without a person.",
 ]
@@ -300,13 +308,10 @@ def scripted(task: str, system: str, question: str, times_asked: int) -> str:
         case "decide":
             verdict = "approve" if amount <= limit else "refer"
             return f"{verdict}: {amount:.0f} EUR, and the plan lets us approve up to {limit:.0f} EUR."
-        case "letter":
-            first = question.splitlines()[0].removeprefix("Task: letter. ")
-            return f"We looked at your claim. {first.strip()} Thank you for your patience."
         case "summarize":
             return f"{question.count(' approve')} claims approved, {question.count(' refer')} referred to a person."
         case _:
-            return "I can plan, assess, decide, write a letter and summarize."
+            return "I can plan, assess, decide and summarize."
 
 
 class ModelServer(Service):
@@ -314,7 +319,9 @@ class ModelServer(Service):
 
     name = "model"
 
-    def __init__(self, path: str, *, hold: int = 0, think_seconds: float = 0.0, upstream: str = "") -> None:
+    def __init__(
+        self, path: str, *, hold: Collection[str] = (), think_seconds: float = 0.0, upstream: str = ""
+    ) -> None:
         super().__init__(path)
         self.hold, self.think_seconds, self.upstream = hold, think_seconds, upstream.rstrip("/")
         self.plans_made = 0
@@ -324,7 +331,7 @@ class ModelServer(Service):
             return self.refusal(404, f"Unknown request URL: {request.method} {request.path}.", code="unknown_url")
         if not request.headers.get("authorization", "").startswith("Bearer "):
             return self.refusal(401, "You didn't provide an API key.", code="invalid_api_key")
-        if request.ordinal == self.hold and not request.sent_before:
+        if str(request.ordinal) in self.hold and not request.sent_before:
             self.wait_for_the_sender_to_go(request)
         return self.relayed(request) if self.upstream else self.completion(request)
 
@@ -479,7 +486,8 @@ CREATE TABLE IF NOT EXISTS payments (
 
 
 class PaymentService(KeyedService):
-    """Three ways to pay, as there are in the world; GET /payments lists what was paid, by whichever.
+    """Three ways to pay, as there are in the world; GET /payments and GET /payments?claim= list what was paid, by
+    whichever.
 
     POST /charges honours an Idempotency-Key. POST /transfers does not, and takes a `reference` of the sender's by which
     GET /transfers?reference= finds it. POST /payouts does neither. Each takes `claim` and `cents`.
@@ -487,7 +495,7 @@ class PaymentService(KeyedService):
 
     name = "payments"
 
-    def __init__(self, path: str, *, hold: int = 0) -> None:
+    def __init__(self, path: str, *, hold: Collection[str] = ()) -> None:
         super().__init__(path)
         self.hold = hold
         self.database.execute(PAYMENTS_SCHEMA)
@@ -507,7 +515,7 @@ class PaymentService(KeyedService):
                     answer = self.pay(request)
             case _:
                 return self.refusal(404, f"there is no {request.method} {request.path}")
-        if request.ordinal == self.hold and not request.sent_before and answer.status < 400:
+        if answer.body.get("claim") in self.hold and not request.sent_before:
             self.wait_for_the_sender_to_go(request)
         return answer
 
@@ -524,12 +532,15 @@ class PaymentService(KeyedService):
         return Answer(201, {"id": cursor.lastrowid, "route": route, "claim": claim, "cents": cents})
 
     def list(self, request: Request) -> Answer:
-        """Of transfers those with the reference that is asked for; else all."""
+        """Of transfers those with the reference that is asked for; else those of the claim, or all."""
+        if request.path == "/transfers":
+            condition, asked = "route = 'transfers' AND reference = ?", request.query.get("reference")
+        else:
+            condition, asked = "claim = coalesce(?, claim)", request.query.get("claim")
         with self.lock:
             cursor = self.database.execute(
-                "SELECT id, route, claim, cents, reference FROM payments"
-                " WHERE ? = '/payments' OR (route = 'transfers' AND reference = ?) ORDER BY id",
-                (request.path, request.query.get("reference")),
+                f"SELECT id, route, claim, cents, reference FROM payments WHERE {condition} ORDER BY id",  # noqa: S608
+                (asked,),
             )
             names = ("id", "route", "claim", "cents", "reference")
             return Answer(200, {"payments": [dict(zip(names, row, strict=True)) for row in cursor]})
@@ -542,7 +553,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("service", choices=["model", "tickets", "payments"])
     parser.add_argument("--database", required=True, type=Path)
-    parser.add_argument("--hold", type=int, default=0)
+    parser.add_argument("--hold", nargs="+", default=())
     parser.add_argument("--think-seconds", type=float, default=0.0)
     parser.add_argument("--upstream", default="")
     given = parser.parse_args(arguments)

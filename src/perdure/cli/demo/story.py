@@ -1,57 +1,46 @@
-"""The demo as it happens: services up, two workers on one store, SIGKILL in step 47, and the other worker goes on.
+"""The demo as it happens: services up, two workers on one store, SIGKILL in four steps, and each time another goes on.
 
-Everything here is a process, a signal or an HTTP request; what comes of it is told by the services' records.
+What comes of it is told by the services' records.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
-import signal
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-from perdure.cli.demo.figures import Figure, Kill, Sending, figures, table
-from perdure.cli.demo.processes import Service, Worker, service, worker
+from perdure.cli.demo.figures import PERSON, Figure, Kill, Sending, Story, figures, steps_of, table
+from perdure.cli.demo.processes import AGENT, CLAIMS, examples
+from perdure.cli.demo.stage import DemoFailedError, Stage
 from perdure.cli.demo.timeline import draw
 
 STEPS = 50
+STEPS_PER_CLAIM = 6
+"""Earlier tickets, a new ticket, assess, decide, pay, comment. Step 1 is the plan, the last one a summary."""
+
+HELD_CLAIMS = {2: "charges", 4: "transfers", 6: "payouts"}
+"""Whose payments get no answer, one on each route: the n-th is step 6 n."""
+
+HELD_QUESTION = 17
 KILL_IN_STEP = 47
-HELD_MODEL_REQUEST = 24
-"""Step 47 is the 24th question to the model: a plan, seven claims of three questions, then assess and decide."""
+"""Step 47 is the 17th question to the model: a plan, two for each of seven claims, then assess and decide."""
 
-THINK_SECONDS = 0.03
-SECONDS_MAX = 30.0
-SECONDS_MAX_WITH_A_REAL_MODEL = 900.0
-POLL_SECONDS = 0.01
-
-T = TypeVar("T")
+RUN = "claims-1"
 
 
-class DemoFailedError(Exception):
-    """The story took another turn; the message says where, and what the processes said."""
-
-
-@dataclass(frozen=True)
-class Story:
-    """What happened, from outside."""
-
-    sendings: list[Sending]
-    kill: Kill
-    first_plan: str
-    other_plan: str | None
-
-
-def demo(directory: Path | None = None, *, environment: Mapping[str, str] = os.environ) -> int:
+def demo(
+    directory: Path | None = None, *, environment: Mapping[str, str] = os.environ, agent: Path | None = None
+) -> int:
     """Run the demo and print what the services saw. 0 if every figure is as promised, 1 if one is not, 2 for bad use.
 
     `directory` keeps the store, the services' databases, the logs and the timeline: a new temporary one by default.
-    With OPENAI_BASE_URL and OPENAI_API_KEY in the environment that model answers instead of the scripted one.
+    `agent`: another program in place of examples/claims_agent.py. With OPENAI_BASE_URL and OPENAI_API_KEY in the
+    environment that model answers instead of the scripted one.
     """
     if directory is None:
         directory = Path(tempfile.mkdtemp(prefix="perdure-demo-"))
@@ -59,91 +48,97 @@ def demo(directory: Path | None = None, *, environment: Mapping[str, str] = os.e
         print(f"perdure demo: {directory} is not empty; name a new folder")
         return 2
     directory.mkdir(parents=True, exist_ok=True)
+    claims = ids_of_claims()
     try:
-        story = happen(directory, environment)
+        with ExitStack() as stack:
+            stage = Stage(directory, environment, agent or examples() / AGENT, stack)
+            story = happen(stage, claims)
     except DemoFailedError as error:
         print(f"perdure demo: {error}\nlogs and databases are in {directory}")
         return 1
-    rows = figures(story.sendings, story.kill, steps_promised=STEPS, other_plan=story.other_plan)
+    rows = figures(story, steps_promised=STEPS, claims_promised=len(claims))
     tell(story, rows, directory)
     return 0 if all(row.kept for row in rows) else 1
 
 
-def happen(directory: Path, environment: Mapping[str, str]) -> Story:
-    """Start everything, kill the worker that is in step 47, and wait for the other one to finish."""
-    keyed = bool(environment.get("OPENAI_API_KEY"))
-    upstream = environment.get("OPENAI_BASE_URL", "") if keyed else ""
-    seconds_max = SECONDS_MAX_WITH_A_REAL_MODEL if upstream else SECONDS_MAX
-    start = time.monotonic()
+def ids_of_claims() -> list[str]:
+    claims: list[dict[str, str]] = json.loads((examples() / CLAIMS).read_text(encoding="utf-8"))
+    return [claim["id"] for claim in claims]
 
-    def say(what: str) -> None:
-        print(f"{time.monotonic() - start:6.2f} s  {what}", flush=True)
 
-    say(f"an agent of {STEPS} steps; one of its two workers will be killed in step {KILL_IN_STEP}")
-    with ExitStack() as stack:
-        options = ["--hold", str(HELD_MODEL_REQUEST), "--think-seconds", str(THINK_SECONDS), "--upstream", upstream]
-        model = stack.enter_context(service("model", directory, *options))
-        tickets = stack.enter_context(service("tickets", directory))
-        say(f"services   model ({upstream or 'scripted'}) on port {model.port}, tickets on port {tickets.port}")
-        settings = worker_environment(environment, model, tickets)
-        workers = [stack.enter_context(worker(number, directory, settings)) for number in (1, 2)]
-        say(f"workers    {workers[0].pid} and {workers[1].pid}, on one store")
+def happen(stage: Stage, claims: Sequence[str]) -> Story:
+    """Start everything, kill whoever works once in four steps, and wait for the end."""
+    stage.say(f"of {STEPS} steps pays {len(claims)} claims; four times whoever works on it is killed", "an agent")
+    stage.start_services(held_question=HELD_QUESTION, held_claims=[claims[n - 1] for n in HELD_CLAIMS])
+    model, tickets, payments = stage.services.model, stage.services.tickets, stage.services.payments
+    ports = f"on ports {model.port}, {tickets.port} and {payments.port}"
+    stage.say(f"model ({stage.upstream or 'scripted'}), tickets and payments, {ports}", "services")
+    stage.say(f"{stage.start_worker().pid} and {stage.start_worker().pid}, on one store", "workers")
+    for number, route in HELD_CLAIMS.items():
+        kill_after_payment(stage, STEPS_PER_CLAIM * number, route)
+    kill_in_model_call(stage)
+    stage.say(stage.end(), f"step {STEPS}")
+    sendings, books = stage.services.sendings(), payments.books(who="demo")
+    plan = steps_of(sendings)[0].first
+    return Story(sendings, stage.kills, books, None if stage.upstream else model.answer_to(plan))
 
-        held = wait_for(lambda: held_step(model, tickets), f"step {KILL_IN_STEP}", seconds_max, workers)
-        wait_for(lambda: all(each.is_ready() for each in workers), "both workers", seconds_max, workers)
-        victim, survivor = sorted(workers, key=lambda each: each.pid != held.pid)
-        kill = Kill(victim.pid, time.time(), KILL_IN_STEP)
-        os.kill(victim.pid, signal.SIGKILL)
-        say(f"step {KILL_IN_STEP}    is in flight in worker {victim.pid}: kill -9 {victim.pid}")
 
-        wait_for(survivor.has_ended, f"worker {survivor.pid} to finish the run", seconds_max, [])
-        if survivor.process.returncode:
-            raise DemoFailedError(f"worker {survivor.pid} failed:\n{survivor.said()}")
-        say(f"step {STEPS}    worker {survivor.pid} has finished the run: {survivor.said().splitlines()[-1]}")
-        sendings = [*model.records(), *tickets.records()]
-        first = min(sendings, key=lambda sending: sending.received_at)
-        return Story(sendings, kill, first.text, None if upstream else model.answer_to(first))
+def kill_after_payment(stage: Stage, step: int, route: str) -> None:
+    """The service has paid, and its answer never arrives: nothing here says that the money has moved."""
+    held = stage.held(stage.services.payments)
+    kill = stage.kill_sender(held, step)
+    stage.start_worker()
+    stage.say(f"{route[:-1]} for {held.claim}: paid, but not recorded here: kill -9 {held.pid}", f"step {step}")
+    if route == "payouts":
+        settle(stage, held)
+    go_on(stage, kill, held)
+
+
+def kill_in_model_call(stage: Stage) -> None:
+    held = stage.held(stage.services.model)
+    kill = stage.kill_sender(held, KILL_IN_STEP)
+    stage.say(f"a question to the model is under way: kill -9 {held.pid}", f"step {KILL_IN_STEP}")
+    go_on(stage, kill, held)
+
+
+def go_on(stage: Stage, kill: Kill, held: Sending) -> None:
+    """Another worker takes over: what does it do first?"""
+    first = stage.first_after(kill)
+    if first.is_look:
+        did = "asks the service what became of it"
+    elif first.digest != held.digest:
+        did = "goes on with the next step"
+    else:
+        did = "sends it again" + (" under the same key" if first.key else "")
+    stage.say(f"worker {first.pid} {did}, {first.received_at - kill.at:.2f} s after the kill")
+
+
+def settle(stage: Stage, held: Sending) -> None:
+    """Nobody but a person can tell. The person sees it in the inbox, looks into the service's books, and says it."""
+    stage.say(f"worker says: {stage.blocked().partition(':')[0]}")
+    show(f"$ export PERDURE_STORE={stage.settings()['PERDURE_STORE']}\n{stage.type('perdure', 'inbox', 'list')}")
+    books = stage.services.payments.books(who=PERSON, claim=held.claim)
+    if len(books) != 1:
+        raise DemoFailedError(f"the service's books have {len(books)} payments for {held.claim}, and should have one")
+    number, amount = books[0].id, f"{books[0].cents / 100:.2f} EUR"
+    stage.say(f"looks into the service's books: payment {number}, {amount} for {held.claim}", "a person")
+    said = ("--succeeded", "--value", str(number), "--reference", f"payment {number}", "--by", "ann")
+    show(str(stage.type("perdure", "inbox", "settle", RUN, *said, "--reason", "it is in their books")))
+
+
+def show(terminal: str) -> None:
+    print(f"\n{textwrap.indent(terminal, ' ' * 10)}\n", flush=True)
 
 
 def tell(story: Story, rows: Sequence[Figure], directory: Path) -> None:
+    """The figures; those that are not kept once more, by name."""
     picture = directory / "timeline.svg"
-    picture.write_text(draw(story.sendings, story.kill), encoding="utf-8")
-    print(f"\nFrom the records of the two services:\n\n{table(rows)}\n")
-    print(f"first plan   {story.first_plan}")
+    picture.write_text(draw(story.sendings, story.kills), encoding="utf-8")
+    print(f"\nFrom the records of the three services:\n\n{table(rows)}\n")
+    print(f"first plan   {steps_of(story.sendings)[0].first.text}")
     if story.other_plan is not None:
         print(f"asked again  {story.other_plan}")
     print(f"timeline     {picture}")
-    print(f"history      perdure runs show claims-1 --store {shlex.quote(str(directory / 'perdure.db'))}")
-
-
-def worker_environment(environment: Mapping[str, str], model: Service, tickets: Service) -> dict[str, str]:
-    """The workers know their model and their ticket service by the usual variables, and reach them by no proxy."""
-    return {
-        **environment,
-        "OPENAI_BASE_URL": f"{model.url}/v1",
-        "OPENAI_API_KEY": environment.get("OPENAI_API_KEY") or "scripted",
-        "TICKETS_URL": tickets.url,
-        "NO_PROXY": "127.0.0.1",
-        "no_proxy": "127.0.0.1",
-    }
-
-
-def held_step(model: Service, tickets: Service) -> Sending | None:
-    """The request of step 47, once it waits for its answer and all before it are answered."""
-    waiting = model.records(only_unanswered=True)
-    if not waiting or len(model.records()) < HELD_MODEL_REQUEST or tickets.records(only_unanswered=True):
-        return None
-    return waiting[-1]
-
-
-def wait_for(look: Callable[[], T | None], what: str, seconds_max: float, workers: Sequence[Worker]) -> T:
-    """What `look` finds, as soon as it finds something. DemoFailedError if a worker ends, or time runs out."""
-    end = time.monotonic() + seconds_max
-    while time.monotonic() < end:
-        if found := look():
-            return found
-        for each in workers:
-            if each.has_ended():
-                raise DemoFailedError(f"worker {each.pid} ended before its time:\n{each.said()}")
-        time.sleep(POLL_SECONDS)
-    raise DemoFailedError(f"waited {seconds_max:.0f} s for {what}")
+    print(f"history      perdure runs show {RUN} --store {shlex.quote(str(directory / 'perdure.db'))}")
+    if broken := [row.what for row in rows if not row.kept]:
+        print(f"\nperdure demo: not as promised: {'; '.join(broken)}")

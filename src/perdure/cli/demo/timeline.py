@@ -1,15 +1,16 @@
-"""What the services wrote down, as a picture: one lane per worker, one bar per request, and the kill.
+"""What the services wrote down, as a picture: one lane per worker, one bar per request, and the kills.
 
 Text is monospaced, so its width is known without asking a font; a label that would lie on another one moves down a row.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from xml.sax.saxutils import escape
 
-from perdure.cli.demo.figures import Kill, Sending, Step, steps_of
+from perdure.cli.demo.figures import Kill, Sending, steps_of
 
 WIDTH = 1000
 MARGIN = 24
@@ -22,9 +23,17 @@ CHARACTER = 0.62 * FONT
 ROW = 18
 PACES = [unit * power for power in (0.01, 0.1, 1, 10, 100, 1000) for unit in (1, 2, 5)]
 TICKS_MAX = 10
+LINES, FIRST_LANE = 54.0, 66.0
+"""Where the lines of the kills begin, and the lanes."""
 
-COLOURS = {"model": "#4c78a8", "tickets": "#72b7b2", "lost": "#e45756"}
-LEGEND = {"model": "model call", "tickets": "ticket call", "lost": "in flight at the kill"}
+COLOURS = {"model": "#4c78a8", "tickets": "#72b7b2", "payments": "#f2a93b", "look": "#b279a2", "lost": "#e45756"}
+LEGEND = {
+    "model": "model call",
+    "tickets": "ticket call",
+    "payments": "payment",
+    "look": "look-up",
+    "lost": "in flight at a kill",
+}
 
 
 @dataclass(frozen=True)
@@ -96,71 +105,108 @@ class Scale:
         return LEFT + (at - self.begin) / max(self.end - self.begin, 0.001) * (WIDTH - LEFT - MARGIN)
 
 
-def draw(sendings: Iterable[Sending], kill: Kill) -> str:
+def draw(sendings: Iterable[Sending], kills: Sequence[Kill]) -> str:
     """The timeline as an SVG document."""
-    return lay_out(steps_of(sendings), kill).svg()
+    return lay_out(sendings, kills).svg()
 
 
-def lay_out(steps: Sequence[Step], kill: Kill) -> Picture:
+NO_STEP = 0
+Asked = tuple[int, Sending]
+"""A request, and which step it belongs to; a look-up is none."""
+
+
+def lay_out(sendings: Iterable[Sending], kills: Sequence[Kill]) -> Picture:
     """Where everything goes. No text touches another and nothing leaves the picture: a test holds that."""
-    asked = [(step.number, sending) for step in steps for sending in step.sendings]
-    times = [kill.at, *(at for _, each in asked for at in (each.received_at, each.answered_at) if at is not None)]
-    scale = Scale(min(times), max(times))
+    sendings = [each for each in sendings if each.is_agents]
+    steps = steps_of(sendings)
+    asked = [(step.number, each) for step in steps for each in step.sendings]
+    asked += [(NO_STEP, each) for each in sendings if each.is_look]
+    times = [at for _, each in asked for at in (each.received_at, each.answered_at) if at is not None]
+    scale = Scale(min([*times, kills[0].at]), max([*times, kills[-1].at]))
+    died_at = {kill.pid: kill.at for kill in kills}
     boxes: list[Box] = []
-    texts = [Text(MARGIN, 30, f"{len(steps)} steps as the services saw them, killed in step {kill.in_step}")]
-    top = 84.0
-    for pid in sorted({each.pid for _, each in asked}, key=lambda pid: pid != kill.pid):
+    texts = [Text(MARGIN, 24 + ROW * n, words) for n, words in enumerate(heading(len(steps), kills, sendings))]
+    top = FIRST_LANE
+    for pid in sorted({each.pid for each in sendings}, key=lambda pid: died_at.get(pid, math.inf)):
         mine = [(number, each) for number, each in asked if each.pid == pid]
-        boxes += [bar(number, each, scale, kill.at, top) for number, each in mine]
-        labels = step_numbers(mine, kill, scale, top + BAR + ROW)
+        boxes += [bar(number, each, scale, died_at.get(pid, scale.end), top) for number, each in mine]
+        labels = step_numbers(mine, kills, scale, top + BAR + ROW)
         texts += [Text(MARGIN, top + BAR * 0.7, f"worker {pid}"), *labels]
         top = max([top + BAR, *(label.y for label in labels)]) + ROW
-    again = [each.received_at for number, each in asked if number == kill.in_step and each.received_at > kill.at]
-    boxes = [*gap(kill.at, min(again, default=kill.at), scale, top), *boxes]
-    after = f", step {kill.in_step} again after {min(again) - kill.at:.2f} s" if again else ""
-    texts.append(before(scale.x(kill.at) - 8, 66, f"kill -9{after}"))
+    boxes = [*(box for kill in kills for box in gap(kill, sendings, scale, top)), *boxes]
     ticks = [scale.begin + tick for tick in round_times(scale.end - scale.begin)]
     boxes += [Box(scale.x(tick), top, 1, 5, "#777") for tick in ticks]
     texts += axis(ticks, scale, top + ROW)
-    legend = [Text(LEFT + 24 + 220 * n, top + 3 * ROW, words) for n, words in enumerate(LEGEND.values())]
+    legend = [Text(LEFT + 24 + 165 * n, top + 3 * ROW, words) for n, words in enumerate(LEGEND.values())]
     boxes += [
         Box(label.x - 18, label.y - 10, 12, 12, COLOURS[kind]) for label, kind in zip(legend, LEGEND, strict=True)
     ]
     return Picture(WIDTH, top + 4 * ROW, tuple(boxes), (*texts, *legend))
 
 
-def bar(number: int, sending: Sending, scale: Scale, killed_at: float, top: float) -> Box:
-    """From the request to its answer; without one, to the kill."""
-    lost = sending.answered_at is None
-    end = killed_at if sending.answered_at is None else sending.answered_at
-    width = max(1.5, scale.x(end) - scale.x(sending.received_at))
-    title = f"step {number}: {sending.method} {sending.path}, {(end - sending.received_at) * 1000:.0f} ms"
-    return Box(scale.x(sending.received_at), top, width, BAR, COLOURS["lost" if lost else sending.service], title)
-
-
-def gap(killed_at: float, again_at: float, scale: Scale, bottom: float) -> list[Box]:
-    """The kill as a line, and the time in which nothing happened as a pale stripe."""
-    x, height = scale.x(killed_at), bottom - 56
+def heading(steps: int, kills: Sequence[Kill], sendings: Sequence[Sending]) -> list[str]:
+    again = [again_at(kill, sendings) - kill.at for kill in kills]
+    killed = f"kill -9 in step {words(str(kill.in_step) for kill in kills)}"
     return [
-        Box(x, 56, scale.x(again_at) - x, height, COLOURS["lost"], "nobody works", opacity=0.15),
-        Box(x - 1, 56, 2, height, COLOURS["lost"]),
+        f"{steps} steps as the services saw them",
+        f"{killed}, on again after {words(f'{seconds:.2f}' for seconds in again)} s",
     ]
 
 
-def step_numbers(asked: Sequence[tuple[int, Sending]], kill: Kill, scale: Scale, y: float) -> list[Text]:
-    """Numbers under the first, the last, every tenth and the killed step; one that has no room moves down."""
-    shown = [(n, each) for n, each in asked if n % 10 == 0 or n in {1, kill.in_step} or (n, each) == asked[-1]]
-    line = scale.x(kill.at)
+def words(each: Iterable[str]) -> str:
+    *first, last = each
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def again_at(kill: Kill, sendings: Iterable[Sending]) -> float:
+    """When another worker sent something; without one, the time of the kill."""
+    return min((each.received_at for each in sendings if each.received_at > kill.at), default=kill.at)
+
+
+def bar(number: int, sending: Sending, scale: Scale, killed_at: float, top: float) -> Box:
+    """From the request to its answer; without one, to the kill."""
+    is_lost = sending.answered_at is None
+    end = killed_at if sending.answered_at is None else sending.answered_at
+    width = max(1.5, scale.x(end) - scale.x(sending.received_at))
+    kind = "lost" if is_lost else "look" if sending.is_look else sending.service
+    what = "look-up" if number == NO_STEP else f"step {number}"
+    title = f"{what}: {sending.method} {sending.path}, {(end - sending.received_at) * 1000:.0f} ms"
+    return Box(scale.x(sending.received_at), top, width, BAR, COLOURS[kind], title)
+
+
+def gap(kill: Kill, sendings: Iterable[Sending], scale: Scale, bottom: float) -> list[Box]:
+    """The kill as a line, and the time in which nothing was sent as a pale stripe."""
+    x, height = scale.x(kill.at), bottom - LINES
+    return [
+        Box(x, LINES, scale.x(again_at(kill, sendings)) - x, height, COLOURS["lost"], "nobody works", opacity=0.15),
+        Box(x - 1, LINES, 2, height, COLOURS["lost"]),
+    ]
+
+
+def step_numbers(asked: Sequence[Asked], kills: Sequence[Kill], scale: Scale, y: float) -> list[Text]:
+    """Numbers under the first, the last, every tenth and the killed steps; one that has no room moves aside or down."""
+    killed, lines = {kill.in_step for kill in kills}, [scale.x(kill.at) for kill in kills]
+    numbered = [(number, each) for number, each in asked if number != NO_STEP]
+    shown = [(n, each) for n, each in numbered if n % 10 == 0 or n in {1, *killed} or (n, each) == numbered[-1]]
     labels: list[Text] = []
     for number, each in shown:
-        label = Text(scale.x(each.received_at), y, str(number), COLOURS["lost"] if number == kill.in_step else "#222")
-        label = replace(label, x=min(label.x, WIDTH - MARGIN - label.width))
-        if label.x < line + 3 and line - 3 < label.x + label.width:
-            label = replace(label, x=line - 3 - label.width if each.received_at < kill.at else line + 3)
+        label = Text(scale.x(each.received_at), y, str(number), COLOURS["lost"] if number in killed else "#222")
+        label = beside(lines, replace(label, x=min(label.x, WIDTH - MARGIN - label.width)))
         while any(label.touches(other) for other in labels):
             label = replace(label, y=label.y + ROW)
         labels.append(label)
     return labels
+
+
+def beside(lines: Sequence[float], label: Text) -> Text:
+    """The label where no line crosses it, as near as may be to where it was."""
+    places = [label.x, *(line - 3 - label.width for line in lines), *(line + 3 for line in lines)]
+    free = [
+        x
+        for x in places
+        if x + label.width <= WIDTH - MARGIN and not any(x - 3 < line < x + label.width + 3 for line in lines)
+    ]
+    return replace(label, x=min(free, key=lambda x: abs(x - label.x)))
 
 
 def round_times(seconds: float) -> list[float]:
@@ -174,8 +220,3 @@ def axis(ticks: Sequence[float], scale: Scale, y: float) -> list[Text]:
     texts = [Text(scale.x(tick), y, f"{tick - scale.begin:.3g}", "#777") for tick in ticks]
     centred = [replace(text, x=min(text.x - text.width / 2, WIDTH - MARGIN - text.width)) for text in texts]
     return [Text(MARGIN, y, "seconds", "#777"), *centred]
-
-
-def before(right: float, y: float, words: str) -> Text:
-    """A text that ends at `right`, or begins at the margin if it is too long for that."""
-    return Text(max(MARGIN, right - Text(0, 0, words).width), y, words, COLOURS["lost"])
