@@ -47,6 +47,16 @@ def test_a_seed_does_the_same_in_every_process(hash_seed: str) -> None:
     assert told.stdout == "".join(f"{report(seed)}\n" for seed in SEEDS)
 
 
+def test_a_seed_does_the_same_wherever_in_memory_things_are() -> None:
+    """Several steps of this one time out in the same moment: they do so in the order in which they began."""
+    kept: list[list[bytearray]] = []
+    told: set[str] = set()
+    for n in range(8):
+        told.add(Simulator(20372).run().report())
+        kept.append([bytearray(100 + 37 * k % 900) for k in range(200 * n)])
+    assert len(told) == 1
+
+
 def test_programs_and_plans_use_everything_they_could() -> None:
     programs = [write_program(seed) for seed in range(500)]
     used = {type(node) for program in programs for node in program.nodes}

@@ -120,7 +120,7 @@ class Performer:
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._threads = DaemonThreads(threads_max, "perdure-step")
-        self._running: set[Flight] = set()
+        self._running: dict[Flight, None] = {}  # no set: what times out in the same moment is in the order of its start
         self._queue: deque[Flight] = deque()
         self._alarm: Alarm | None = None
         self._alarm_at = 0
@@ -192,7 +192,7 @@ class Performer:
         flight.airborne = flight.number
         flight.started_at = flight.beat_at = now
         flight.deadline = self._deadline(flight)
-        self._running.add(flight)
+        self._running[flight] = None
         self.on_launch(flight)
         if not self._alarm_at or flight.deadline < self._alarm_at:
             self._set_alarm(flight.deadline)
@@ -389,7 +389,7 @@ class Performer:
         """The attempt is over: its place is free, and what its body still produces is fenced off."""
         flight.airborne = 0
         if flight in self._running:
-            self._running.discard(flight)
+            del self._running[flight]
             while self._queue and len(self._running) < self._steps_max:
                 waiting = self._queue.popleft()
                 if not waiting.is_over:
