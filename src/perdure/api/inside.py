@@ -13,7 +13,6 @@ import logging
 import random as _random
 import uuid as _uuid
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
-from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
 
@@ -21,11 +20,12 @@ from perdure.api.calls import Call, execution_here
 from perdure.codec import arguments_codec_for, codec_for
 from perdure.engine.execution import Execution
 from perdure.engine.randomness import as_number, as_uuid
-from perdure.engine.sagas import Saga, open_here
+from perdure.engine.sagas import Saga, WorkflowSaga, open_here
 from perdure.errors import UsageError
 from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, Attempt
 from perdure.runtime.journal import ChildCall
 from perdure.runtime.performer import current_attempt
+from perdure.runtime.undoing import HostedSaga
 from perdure.specs import OnCancel, WorkflowSpec, recordable, seconds
 
 T = TypeVar("T")
@@ -185,40 +185,33 @@ def continue_as_new(*args: Any, **kwargs: Any) -> NoReturn:
     raise (journal or _execution("continue_as_new")).continue_as_new(args, kwargs)
 
 
-def saga() -> AbstractAsyncContextManager[None]:
+def saga() -> Saga:
     """A block whose effects are taken back when it is left by an exception, the last one first, each by its `.undo`.
 
     What cannot be undone is put to a person; the exception comes out when all is settled, with notes that say what was
-    undone and what stands. Effects of tasks that are started inside belong to it, those of child runs do not. Left
-    without an exception, it hands what was done to the saga around it, if there is one.
+    undone and what stands. Effects of tasks and threads that are started inside belong to it, those of child runs do
+    not. Left without an exception, it hands what was done to the saga around it, if there is one.
 
     >>> async def book(trip: Trip) -> None:  # doctest: +SKIP
     ...     async with perdure.saga():
     ...         await book_flight(trip)
     ...         await book_hotel(trip)
 
-    UsageError outside an `async def` workflow."""
-    return Saga(_in_async_workflow("saga"))
+    In a `def` workflow it is `with perdure.saga():`. UsageError outside a run."""
+    journal = _journal()
+    return WorkflowSaga(_execution("saga")) if journal is None else HostedSaga(journal)
 
 
 def pivot() -> None:
     """The point of no return: nothing that was done before it in this saga, or in those around it, is undone any more.
 
     UsageError outside a saga."""
-    _in_async_workflow("pivot")
+    if _journal() is None:
+        _execution("pivot")
     here = open_here("perdure.pivot()")
     if here is None:
         raise UsageError("perdure.pivot() was called outside every saga: it belongs into `async with perdure.saga():`")
     here.pivot()
-
-
-def _in_async_workflow(what: str) -> Execution:
-    if _journal() is not None and ATTEMPT.get() is None:
-        raise UsageError(
-            f"perdure.{what}() was called in a `def` workflow or in hosted code; it belongs into an `async def` "
-            "workflow"
-        )
-    return _execution(what)
 
 
 def patched(patch: str) -> bool:

@@ -164,6 +164,8 @@ def tell(event: e.AnyEvent) -> Told:
             return Told(f"child {event.run_id} {event.status}", "output" if event.status == "completed" else "error")
         case e.SectionStarted():
             return Told("section began", "input")
+        case e.SectionUndoes():
+            return Told("entered a saga")
         case e.SectionWait():
             return Told(f"waits until {time_text(event.deadline)}")
         case e.SectionReceived():

@@ -64,7 +64,7 @@ def under_way(rows: Iterable[Row]) -> Iterator[Wait]:
             wait = _begun(event)
             if wait is not None:
                 begun[event.key] = wait
-            elif not isinstance(event, e.Heartbeat | e.SectionWait | e.SectionReceived):
+            elif not isinstance(event, e.Heartbeat | e.SectionUndoes | e.SectionWait | e.SectionReceived):
                 begun.pop(event.key, None)
     yield from begun.values()
 

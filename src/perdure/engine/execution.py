@@ -43,7 +43,7 @@ from perdure.engine.known import Known
 from perdure.engine.loop import DeterministicLoop, LoopTask, StuckTurn
 from perdure.engine.mailbox import Mailbox, unread
 from perdure.engine.randomness import Randomness
-from perdure.engine.sagas import Saga, Undoing, open_here
+from perdure.engine.sagas import Undoing, WorkflowSaga, refuse_next_chapter, workflow_saga_here
 from perdure.errors import DecodeError, FencedError, GuardError, StepError, UnknownNameError, UsageError
 from perdure.history import events as e
 from perdure.specs import EffectSpec, StepSpec, WorkflowSpec, recordable
@@ -101,7 +101,7 @@ class Execution:
         self.holding: set[Key] = set()
         self.cancelled: set[Key] = set()
         self.children: dict[Key, str] = {}
-        self.sagas: dict[Key, Saga] = {}
+        self.sagas: dict[Key, WorkflowSaga] = {}
         self.commands: list[Command] = []
         self.notes: list[e.Event] = []
         self.failure: Blocked | None = None
@@ -154,7 +154,7 @@ class Execution:
         if at > self.now_us:
             self.now_us = at
             self.loop.move_time(at / MICROSECONDS)
-        if self.sagas and isinstance(event, e.EffectSucceeded | e.EffectFailed):
+        if self.sagas and isinstance(event, e.EffectSucceeded | e.EffectFailed | e.SectionEnded):
             self._tell_saga(event, output)
         match event:
             case e.StepCompleted():
@@ -183,9 +183,12 @@ class Execution:
                 pass
         self._settle()
 
-    def _tell_saga(self, event: e.EffectSucceeded | e.EffectFailed, output: bytes | None) -> None:
+    def _tell_saga(self, event: e.EffectSucceeded | e.EffectFailed | e.SectionEnded, output: bytes | None) -> None:
         task, _, n = event.section.partition(":")
-        saga = self.sagas.get((task, int(n))) if n else self.sagas.pop(event.key, None)
+        if n or isinstance(event, e.SectionEnded):
+            saga = self.sagas.get((task, int(n)) if n else event.key)
+        else:
+            saga = self.sagas.pop(event.key, None)
         if saga is not None:
             saga.heard(event, output or b"null")
 
@@ -324,7 +327,7 @@ class Execution:
 
     def _is_still_to_do(self, command: Command) -> bool:
         if isinstance(command, Cancelled):
-            is_held = isinstance(command.ask, EffectAsk) and command.ask.key in self.holding
+            is_held = isinstance(command.ask, EffectAsk | SectionAsk) and command.ask.key in self.holding
             return is_held or command.ask.key not in self.known.cancelled
         return self.open.get(command.key) is command
 
@@ -428,7 +431,7 @@ class Execution:
         undoing: Undoing | None = None,
     ) -> CallFuture:  # fmt: skip
         """An effect is called: it belongs to the saga that its code is in, unless it is the undoing of another one."""
-        saga = None if undoing is not None or self.is_closing else open_here(f"effect {spec.name}")
+        saga = None if undoing is not None or self.is_closing else workflow_saga_here(f"effect {spec.name}")
         future = self.ask_step(spec, args, kwargs, business_key, undoing)
         if saga is not None and isinstance(future.ask, EffectAsk):
             saga.join(future.ask)
@@ -492,7 +495,7 @@ class Execution:
         ask = SectionAsk(key, name, use, self._future())
         ask.function, ask.args, ask.kwargs, ask.is_async, ask.result = function, args, kwargs, is_async, result
         ask.is_recorded = key in self.claims.recorded
-        if (saga := open_here(f"section {name}")) is not None:
+        if (saga := workflow_saga_here(f"section {name}")) is not None:
             self.sagas[key] = saga
         self._ask(ask, None, b"")
         return ask.future
@@ -608,11 +611,7 @@ class Execution:
         A receive takes nothing with it when it goes, and of an abandoned child the run wants to hear nothing."""
         if asyncio.current_task(self.loop) is not self._root:
             raise UsageError("continue_as_new() belongs into the workflow's own task, not into one that it started")
-        if open_here("continue_as_new()") is not None:
-            raise UsageError(
-                "continue_as_new() inside a saga: the next chapter could not undo what this one did. Leave the block "
-                "first"
-            )
+        refuse_next_chapter()
         flying = [ask.label for ask in self.open.values() if not (isinstance(ask, ReceiveAsk) or _is_abandoned(ask))]
         return next_chapter(self.spec, args, kwargs, flying)
 
@@ -663,8 +662,18 @@ class Execution:
             if isinstance(ask, EffectAsk) or (isinstance(ask, ChildAsk) and ask.on_cancel == "wait"):
                 self.holding.add(ask.key)
             elif isinstance(ask, SectionAsk):
-                self.holding.update(self.known.open_effects_of(ask.key))
+                self._hold_section(ask.key)
             self.commands.append(Cancelled(ask))
+
+    def _hold_section(self, key: Key) -> None:
+        """Hosted code was cancelled: what it has begun outside keeps the run from ending; or the code itself, until it
+        has undone that."""
+        if key not in self.known.undoing:
+            self.holding.update(self.known.open_effects_of(key))
+            return
+        self.holding.add(key)
+        if (saga := self.sagas.get(key)) is not None:
+            saga.join_section(key)
 
     # ── leaving memory ───────────────────────────────────────────────────────────────────────
     def _refuse(self) -> CallFuture:

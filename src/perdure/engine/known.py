@@ -55,6 +55,10 @@ class Known(msgspec.Struct, gc=False):
     """Effects whose outcome is recorded, or on its way: no other may follow."""
     asked: set[Key] = set()
     """Questions that were put to a person."""
+    undoing: set[Key] = set()
+    """Sections whose code has entered a saga."""
+    cancelled_sections: dict[str, tuple[int, int]] = {}
+    """Of those, where in their journal and when they were cancelled."""
 
     def note(self, event: e.Event, at: int, output: bytes | None = None) -> None:
         """Take one event in. `output` is needed of heartbeats, and of what foreign code did."""
@@ -81,8 +85,11 @@ class Known(msgspec.Struct, gc=False):
                 self.children[event.key] = event
             case e.SectionStarted():
                 self.recorded.setdefault(event.key, Recorded(event.name, "section", event.input))
+            case e.SectionUndoes():
+                self.undoing.add(event.key)
             case e.CallCancelled():
                 self.cancelled.add(event.key)
+                self._note_cancelled_section(event.key, at)
             case e.RunBlocked(task=str() as task, n=n, reason="undecodable"):
                 self.unread.add((task, n))
             case e.RunBlocked(task=str() as task, n=n, name=name) if name in QUESTIONS:
@@ -96,6 +103,11 @@ class Known(msgspec.Struct, gc=False):
             case _:
                 pass
 
+    def _note_cancelled_section(self, key: Key, at: int) -> None:
+        if key in self.undoing:
+            section = section_of(key)
+            self.cancelled_sections.setdefault(section, (len(self.journals.get(section, ())), at))
+
     def note_step(self, event: e.StepCompleted | e.StepFailed | e.StepStarted) -> None:
         """Take in that a step of the workflow's own is recorded, which is most of what a history holds."""
         key = (event.task, event.n)
@@ -104,8 +116,7 @@ class Known(msgspec.Struct, gc=False):
 
     def open_effects_of(self, section: Key) -> list[Key]:
         """What a section has begun outside, and nobody knows what became of it."""
-        task, n = section
-        prefix = f"{task}:{n}/"
+        prefix = section_of(section) + "/"
         return [key for key, standing in self.effects.items() if standing.state.is_open and key[0].startswith(prefix)]
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────
@@ -136,6 +147,15 @@ class Known(msgspec.Struct, gc=False):
                 self.effects[event.key] = _further(self.effects[event.key], event, at)
             case _:
                 pass
+
+
+def section_of(key: Key) -> str:
+    """Under which name the calls of a section stand in the history.
+
+    >>> section_of(("0", 3))
+    '0:3'
+    """
+    return f"{key[0]}:{key[1]}"
 
 
 MOVES_EFFECTS = frozenset({"run.taken_over", "run.unblocked"})

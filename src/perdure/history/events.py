@@ -253,6 +253,10 @@ class SectionStarted(Keyed, frozen=True, omit_defaults=True, gc=False, tag="sect
     input: bytes | None = None
 
 
+class SectionUndoes(Keyed, frozen=True, omit_defaults=True, gc=False, tag="section.undoes"):
+    """Foreign code has entered a saga: should its section be cancelled, what was done in there is undone."""
+
+
 class SectionWait(Keyed, frozen=True, omit_defaults=True, gc=False, tag="section.waits"):
     """Foreign code waits (for time, or for a message with a limit) until `deadline`."""
 
@@ -399,6 +403,7 @@ AnyEvent = (
     | ChildStarted
     | ChildEnded
     | SectionStarted
+    | SectionUndoes
     | SectionWait
     | SectionReceived
     | SectionEnded

@@ -236,7 +236,10 @@ class Doubts:
             return
         for key, standing in list(live.execution.known.effects.items()):
             task, _, n = key[0].partition("/")[0].partition(":")
-            if not n or (task, int(n)) in live.execution.open or key in live.flights:
+            if not n or key in live.flights:
+                continue
+            section = (task, int(n))
+            if section in live.execution.open or section in live.execution.holding:  # its code asks, or sees it through
                 continue
             live.execution.holding.add(key)
             try:

@@ -18,7 +18,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from perdure.clock import MICROSECONDS, when
 from perdure.codec import ValueCodec, arguments_codec_for, codec_for, dump_exception, load_exception, pack
@@ -26,8 +27,10 @@ from perdure.codec.exceptions import message_of
 from perdure.engine.calls import CallFuture, ChildAsk, EffectAsk, Key, SectionAsk, StepAsk
 from perdure.engine.chapters import ContinueAsNew, next_chapter
 from perdure.engine.execution import REFUSALS_MAX
+from perdure.engine.known import section_of
 from perdure.engine.mailbox import unread
 from perdure.engine.randomness import drawn
+from perdure.engine.sagas import Answer, Undoing, open_here, refuse_next_chapter
 from perdure.errors import EncodeError, RunCancelledError, UsageError
 from perdure.history import events as e
 from perdure.http.classify import classify
@@ -35,8 +38,18 @@ from perdure.http.sender import SENDER
 from perdure.ledger.operations import business_key_of
 from perdure.runtime.attempt import ATTEMPT, LANE, Attempt, Outgoing
 from perdure.runtime.live import LiveRun
-from perdure.runtime.records import Happened, Record, Unclaimed, records_of, running_children, told_children
+from perdure.runtime.records import (
+    OUTCOMES,
+    Happened,
+    Record,
+    Unclaimed,
+    records_of,
+    running_children,
+    told_children,
+)
 from perdure.runtime.retrying import Again, next_attempt
+from perdure.runtime.undoing import Hears, HostedSaga
+from perdure.runtime.unwound import Unwound
 from perdure.specs import EffectSpec, Retry, StepSpec, WorkflowSpec
 
 if TYPE_CHECKING:
@@ -64,10 +77,6 @@ _ANSWERED = -1
 """The record has the answer: nothing is to be performed."""
 
 
-class Unwound(BaseException):
-    """Ends hosted code: its section is suspended, cancelled, or lost. Not an Exception: it must not be swallowed."""
-
-
 class ChildCall(NamedTuple):
     """A child run to be started."""
 
@@ -91,7 +100,8 @@ class Request:
 
     `waiting`: the threads or tasks that wait for the answer. `started`: of a child run that is not waited for at once.
     `is_reported`: an outcome is on its way into the history, so no other may follow. `is_held_back`: the run is paused
-    or blocked; it is performed when that is over."""
+    or blocked; it is performed when that is over. Of effects: `as_ask` makes what is sent, `hears` is told what came of
+    it. `is_undoing`: a saga asks for it, which goes on when the section is cancelled."""
 
     def __init__(self, lane: str, name: str, arguments: bytes | None, perform: Callable[[Request], None]) -> None:
         self.lane, self.name, self.arguments, self.perform = lane, name, arguments, perform
@@ -112,6 +122,9 @@ class Request:
         self.is_abandoned = False
         self.ended_at = 0
         self.unread: bytes | None = None
+        self.as_ask: Callable[[], StepAsk] | None = None
+        self.hears: Hears = _nobody_hears
+        self.is_undoing = False
 
     @property
     def is_receive(self) -> bool:
@@ -132,14 +145,16 @@ class Journal:
         self._turns = sections.turns
         self.live = live
         self.ask = ask
-        self.section = f"{ask.key[0]}:{ask.key[1]}"
+        self.section = section_of(ask.key)
         self._loop = asyncio.get_running_loop()
         self.is_closed = False
         self.is_suspended = False
         self.outcome: Outcome | None = None
         self.thread = 0
         self._refusals = 0
-        self._becoming_durable: set[concurrent.futures.Future[None]] = set()
+        self._expected: set[concurrent.futures.Future[None]] = set()
+        self.is_cancelling = self.cancelled is not None
+        self.is_past_cancellation = False
         self.next_look: asyncio.TimerHandle | None = None
         self.history: list[Happened] = list(history or ())
         if history is None:
@@ -157,6 +172,7 @@ class Journal:
             self.counters[event.task] = max(self.counters.get(event.task, 0), event.n + 1)
         self.requests: dict[Key, Request] = {}
         self.held: list[Request] = []
+        self._put_aside: list[Request] = []
         self.participants: dict[object, int] = {}
         self.lane_now: dict[str, int] = {}
         self.lane_randoms: dict[str, int] = {}
@@ -176,6 +192,9 @@ class Journal:
         if self.is_over:
             self._refuse(request.future)
             return
+        if self.is_cancelling and self.cancelled is None:
+            self._put_aside.append(request)
+            return
         self.last_activity = request.asked_at = self._loop.time()
         if request.arguments is not None:  # here and not where it was asked: the memo belongs to this thread
             request.packed = pack(request.arguments, self.live.execution.memo)
@@ -183,7 +202,7 @@ class Journal:
         for who in request.waiting:
             self.participants[who] = self.participants.get(who, 0) + 1
         record = self.unused.claim(request.lane, request.name, request.digest)
-        if record is None and self.unused:
+        if record is None and self.unused and self.cancelled is None:
             self.held.append(request)
             self._loop.call_later(HELD_LOOK_SECONDS, self._look_at_held)
         else:
@@ -208,6 +227,14 @@ class Journal:
     def _serve(self, request: Request, record: Record | None) -> None:
         if record is not None:
             request.key, request.record, request.deadline = record.key, record, record.deadline or None
+        if self.cancelled is not None and not self._is_answered_in_spite(request, record, *self.cancelled):
+            self._call_off(request, record)
+            return
+        if self.cancelled is not None and request.name == "sleep":  # it was over by then
+            self.requests[request.key] = request
+            self._wake(request)
+            return
+        if record is not None:
             if record.outcome is not None and record.key not in self.told:
                 self._answer(request, record.outcome, record.at, record.raw)
                 return
@@ -223,8 +250,137 @@ class Journal:
         if request.key in self.live.blocked_calls:  # a decision about it may have come before it was asked for again
             self._turns.on_letters()
 
+    # ── cancelled, with sagas to undo ────────────────────────────────────────────────────────
+    @property
+    def cancelled(self) -> tuple[int, int] | None:
+        """Where in the record and when the section was cancelled, if its code has sagas: they are left, and undo."""
+        return self.live.execution.known.cancelled_sections.get(self.section)
+
+    def cancel(self) -> None:
+        """That the section is cancelled is durable: unwind its code. What its sagas ask for goes on."""
+        asked, self.held = [*self.requests.values(), *self.held], []
+        _, at = self.cancelled or (0, 0)
+        for request in asked:
+            if request.is_undoing:
+                if request.key not in self.requests:
+                    self._serve(request, None)
+            elif request.name == "sleep" and (request.deadline or at + 1) <= at:
+                self._wake(request)
+            else:
+                self._call_off(request, None)
+        put_aside, self._put_aside = self._put_aside, []
+        for request in put_aside:
+            self.arrive(request)
+        self.look_at_tasks()
+
+    def look_at_tasks(self) -> None:
+        """A coroutine that waits for something else than a durable call is cancelled as any task is; once it has come
+        as far as it had when the section was cancelled."""
+        if self.is_over or self.cancelled is None:
+            return
+        place, _ = self.cancelled
+        has_come = not any(record.outcome is not None and record.place < place for record in self.unused.left())
+        if has_come and self._loop.time() - self.last_activity > HELD_LOOK_SECONDS:
+            for who, calls in self.participants.items():
+                if isinstance(who, asyncio.Task) and not calls:
+                    who.cancel()
+        else:
+            self._loop.call_later(HELD_LOOK_SECONDS, self.look_at_tasks)
+
+    def _is_answered_in_spite(self, request: Request, record: Record | None, place: int, at: int) -> bool:
+        """Whether code that is run again after it was cancelled gets an answer: as it did then, or to undo."""
+        if request.is_undoing:
+            self.is_past_cancellation |= record is None or record.outcome is None or record.place > place
+            return True
+        if record is None:
+            return False
+        if request.name == "sleep":
+            return 0 < record.deadline <= at
+        return record.outcome is not None and record.place < place
+
+    def _call_off(self, request: Request, record: Record | None) -> None:
+        """The section was cancelled before this had an answer. An effect that may have left is seen through, and told
+        to the saga that it belongs to."""
+        self.is_past_cancellation = True
+        live, key = self.live, request.key
+        known, outcome = live.execution.known, None if record is None else record.outcome
+        is_on_its_way = outcome is None and (key in known.effects or key in known.ended_effects)
+        if request.as_ask is not None and is_on_its_way:
+            self.requests[key] = request
+            self._turns.effects.cancel(live, cast("EffectAsk", request.as_ask()))
+            if key in live.blocked_calls:  # a decision about it may have come before it was asked for again
+                self._turns.on_letters()
+        else:
+            self._turns.performer.cancel(live, key)
+            self.requests.pop(key, None)
+            request.hears(outcome, (None if record is None else record.raw) or b"null")
+        if record is not None:  # a child was started, and that was the answer
+            self._has_started(request)
+        self._no_longer_waits(request)
+        if not request.future.done():
+            request.future.set_exception(Unwound(NO_CALL))
+
+    def enter_saga(self) -> None:
+        """The code enters a saga: recorded once, so that code that is cancelled after a restart is run again, to undo.
+        """
+        self._at_once(self._enter_saga)
+
+    def _enter_saga(self) -> None:
+        live, ask = self.live, self.ask
+        if ask.key in live.execution.known.undoing:
+            return
+        if live.execution.open.get(ask.key) is not ask:  # it was cancelled just now
+            raise Unwound(NO_CALL)
+        live.execution.known.undoing.add(ask.key)
+        self._turns.report(live, e.SectionUndoes(*ask.key, ask.name, ask.use))
+
+    def expect(self, known: concurrent.futures.Future[None]) -> None:
+        """Somebody waits for this, until the section is over."""
+        self._expected.add(known)
+        if self.is_over and not known.done():
+            known.set_exception(Unwound(NO_CALL))
+
+    def no_longer_expects(self, known: concurrent.futures.Future[None]) -> None:
+        """It has come."""
+        self._expected.discard(known)
+        if not known.done():
+            known.set_result(None)
+
+    def places_of_outcomes(self) -> dict[str, int]:
+        """Where in the record it stands that an operation was done."""
+        happened = enumerate(self.history)
+        return {event.operation: place for place, (event, _, _) in happened if isinstance(event, e.EffectSucceeded)}
+
+    def undo(
+        self, spec: EffectSpec, args: tuple[Any, ...], kwargs: dict[str, Any], business_key: str, undoing: Undoing
+    ) -> Request:
+        """An effect that takes another one back."""
+        request = self._step(spec, args, kwargs, business_key, undoing)
+        request.is_undoing = True
+        return request
+
+    def question(self, question: str, reason: str, hint: str, about: list[str]) -> Request:
+        """A person is to decide about these operations; what is given is their `Answer`."""
+
+        def perform(request: Request) -> None:
+            request.is_wait = True
+            if request.key not in self.live.blocked_calls:
+                self._ask_person(request, reason, hint)
+
+        def load(event: e.Keyed, raw: bytes | None) -> Answer:
+            return Answer.of(cast("e.PersonAnswered", event), raw or b"null")
+
+        request = Request(LANE.get(), question, codec_for(list[str]).dumps(about), perform)
+        request.load, request.is_undoing = load, True
+        return request
+
+    # ── performing, and answering ────────────────────────────────────────────────────────────
     def perform(self, request: Request) -> None:
-        """Do what is asked for; in a run that is paused or blocked nothing new begins."""
+        """Do what is asked for; in a run that is paused or blocked nothing new begins, and in a section that was
+        cancelled nothing but what undoes."""
+        if self.cancelled is not None and not request.is_undoing:
+            self._call_off(request, None)
+            return
         request.is_held_back = request.is_wait = self.live.is_parked
         if not request.is_held_back and request.unread is None:
             request.perform(request)
@@ -262,6 +418,7 @@ class Journal:
                 return
         self.requests.pop(request.key, None)
         self._no_longer_waits(request)
+        request.hears(event, raw or b"null")
         if request.started is None:
             self.lane_now[request.lane] = at
         request.ended_at = at
@@ -311,7 +468,7 @@ class Journal:
     def is_still(self) -> bool:
         """Whether nothing happens in here until time passes or news comes: what it asked for waits, or its next attempt
         does."""
-        asked = [request for request in self.requests.values() if request.waiting]
+        asked = [r for r in self.requests.values() if r.waiting or (self.cancelled is not None and not r.is_undoing)]
         still = bool(asked) and not self.held and all(r.is_wait or self._waits_for_attempt(r) for r in asked)
         return still and all(map(self._is_waiting, self.participants))
 
@@ -324,16 +481,17 @@ class Journal:
         self._remember(event, at, raw)
         self._starting.discard(event.key)
         request = self.requests.get(event.key)
-        if request is None and isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
+        if request is None and isinstance(event, OUTCOMES):
             # the code was hosted anew, and has not come as far as this
-            self.unused.settle(event, at, raw)
+            self.unused.settle(event, at, raw, len(self.history) - 1)
         if request is None or self.is_suspended:
             return
         if isinstance(event, e.ChildStarted):
             self._has_started(request)
         if event.key in self.told:
             pass  # the code, run again, is about to cancel this child, and hears nothing of its end
-        elif isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
+        elif isinstance(event, OUTCOMES):
+            self.is_past_cancellation |= self.cancelled is not None
             self._answer(request, event, at, raw)
         elif isinstance(event, e.SectionReceived):
             message = self.live.execution.mailbox.handed.get(event.key)
@@ -350,11 +508,12 @@ class Journal:
         self.is_closed = True
         if self.next_look is not None:  # it would keep the run in memory until then
             self.next_look.cancel()
-        waiting = [*self.requests.values(), *self.held]
-        self.requests, self.held = {}, []
-        for durable in self._becoming_durable:
-            durable.set_exception(Unwound("this section is over"))
-        self._becoming_durable.clear()
+        waiting = [*self.requests.values(), *self.held, *self._put_aside]
+        self.requests, self.held, self._put_aside = {}, [], []
+        for expected in list(self._expected):
+            if not expected.done():
+                expected.set_exception(Unwound("this section is over"))
+        self._expected.clear()
         for request in waiting:
             self._turns.effects.let_go(self.live, request.key)
             if not request.future.done():
@@ -439,6 +598,7 @@ class Journal:
                 "continue_as_new() belongs into the workflow's own code: not into perdure.section(), nor into a thread "
                 "that a `def` workflow started"
             )
+        refuse_next_chapter()
         return next_chapter(spec, args, kwargs, self._at_once(self._in_flight))
 
     def _in_flight(self) -> list[str]:
@@ -472,14 +632,18 @@ class Journal:
         if _running_loop() is not None:
             raise UsageError(f"{name} was called where an event loop runs: await {name}.call(...) there")
 
-    def _step(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
+    def _step(
+        self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], business_key: str | None = None,
+        undoing: Undoing | None = None,
+    ) -> Request:  # fmt: skip
         raw = spec.arguments.dumps(args, kwargs)
-        business_key = business_key_of(spec, args, kwargs) if isinstance(spec, EffectSpec) else None
+        if business_key is None and isinstance(spec, EffectSpec):
+            business_key = business_key_of(spec, args, kwargs)
 
         def perform(request: Request) -> None:
             if self.live.waits_for_person(request.key):
                 return
-            ask = self._as_ask(request, spec, raw, business_key)
+            ask = self._as_ask(request, spec, raw, business_key, undoing)
             if isinstance(ask, EffectAsk):
                 self._turns.effects.start(self.live, ask)
             else:
@@ -487,15 +651,24 @@ class Journal:
 
         request = Request(LANE.get(), spec.name, raw, perform)
         request.load = _load_with(spec.result, spec.raises)
+        if isinstance(spec, EffectSpec):
+            request.as_ask = partial(self._as_ask, request, spec, raw, business_key, undoing)
+            saga = open_here(f"effect {spec.name}") if undoing is None else None
+            if isinstance(saga, HostedSaga):
+                request.hears = saga.join(request, spec, raw)
         return request
 
-    def _as_ask(self, request: Request, spec: StepSpec, raw: bytes, business_key: str | None) -> StepAsk:
+    def _as_ask(
+        self, request: Request, spec: StepSpec, raw: bytes, business_key: str | None, undoing: Undoing | None
+    ) -> StepAsk:
         of, future = (request.key, spec.name, request.key[1] + 1), _unused_future(self.live)
         if business_key is None:
             ask = StepAsk(*of, future)
         else:
             ask = EffectAsk(*of, future)
             ask.business_key = business_key
+            if undoing is not None:
+                ask.undoes, ask.revision = undoing
         ask.spec, ask.input, ask.packed, ask.view = spec, raw, request.packed, None
         ask.is_recorded = request.record is not None
         return ask
@@ -771,15 +944,14 @@ class Journal:
         durable: concurrent.futures.Future[None] = concurrent.futures.Future()
 
         def is_durable() -> None:
-            if durable in self._becoming_durable:
-                self._becoming_durable.discard(durable)
-                durable.set_result(None)
+            if durable in self._expected:
+                self.no_longer_expects(durable)
 
         def report() -> None:
             if self.is_closed:
                 durable.set_exception(Unwound("this section is over"))
                 return
-            self._becoming_durable.add(durable)
+            self._expected.add(durable)
             self.live.then += (is_durable,)
             output = pack(raw, self.live.execution.memo)
             kept = wanted.packed if wanted.record is None else None
@@ -797,20 +969,21 @@ class Journal:
         return durable
 
     def _block_from_thread(self, wanted: Request, attempt: int, question: str) -> None:
-        """The start is recorded with the question: by its number the answer finds it again after a restart."""
-
         def block() -> None:
-            if self.is_closed:
-                return
-            if wanted.record is None:
-                wanted.record = Record(wanted.key, wanted.lane, wanted.name, wanted.digest, None, 0, None)
-                started = e.StepStarted(*wanted.key, wanted.name, wanted.key[1] + 1, wanted.digest, attempt=attempt)
-                self._turns.report(self.live, started, input=wanted.packed)
-            of = (*wanted.key, wanted.name, wanted.key[1] + 1)
-            hint = f"{wanted.key[0]}/{wanted.name}#{wanted.key[1] + 1}: {question}"
-            self._turns.parking.block_asked(self.live, e.RunBlocked("needs_person", hint, *of))
+            if not self.is_closed:
+                hint = f"{wanted.key[0]}/{wanted.name}#{wanted.key[1] + 1}: {question}"
+                self._ask_person(wanted, "needs_person", hint, attempt)
 
         self._sections.call_soon(block)
+
+    def _ask_person(self, wanted: Request, reason: str, hint: str, attempt: int = 1) -> None:
+        """The start is recorded with the question: by its number the answer finds it again after a restart."""
+        of = (*wanted.key, wanted.name, wanted.key[1] + 1)
+        if wanted.record is None:
+            wanted.record = Record(wanted.key, wanted.lane, wanted.name, wanted.digest, None, 0, None)
+            started = e.StepStarted(*of, wanted.digest, attempt=attempt)
+            self._turns.report(self.live, started, input=wanted.packed)
+        self._turns.parking.block_asked(self.live, e.RunBlocked(reason, hint, *of))
 
 
 def _who() -> object:
@@ -844,6 +1017,10 @@ def _attempt_of(journal: Journal, wanted: Request, spec: StepSpec, number: int, 
         live.run_id, live.info.workflow, wanted.name, f"{wanted.key[0]}/{wanted.name}", number, spec.retry.max_attempts,
         when(started_at), lambda details: None, lambda hint: None, {},
     )  # fmt: skip
+
+
+def _nobody_hears(event: e.Keyed | None, raw: bytes) -> None:
+    """It belongs to no saga."""
 
 
 def _nothing() -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from perdure.codec import dump_exception, pack
 from perdure.engine.calls import QUESTIONS, Ask, Key, StepAsk, UnreadAsk
+from perdure.engine.known import section_of
 from perdure.errors import RunCancelledError, StepError
 from perdure.history import events as e
 from perdure.store.protocol import Letter, Mail, Status
@@ -97,7 +98,14 @@ def is_too_early(turns: Turns, live: LiveRun, mail: Mail) -> bool:
     if not stuck or ":" not in stuck[0][0] or turns.sections.has_asked(live, stuck[0]):
         return False
     is_about_message = letter.choice == "retry" and live.blocked_calls[stuck[0]].reason == "undecodable"
-    return letter.choice == "value" or is_about_message
+    is_about_result = letter.choice == "succeeded" and _is_hosted(live, stuck[0])
+    return letter.choice == "value" or is_about_message or is_about_result
+
+
+def _is_hosted(live: LiveRun, key: Key) -> bool:
+    """Whether the hosted code that made a call is about to make it again: it is not over with it."""
+    section = key[0].partition("/")[0]
+    return any(section == section_of(at) for at in (*live.execution.open, *live.execution.holding))
 
 
 def take(turns: Turns, live: LiveRun, mail: Mail) -> None:

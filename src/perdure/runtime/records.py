@@ -17,8 +17,12 @@ Happened = tuple[e.Keyed, int, "bytes | None"]
 """An event of a section, its time, its payload."""
 
 
+OUTCOMES = (e.StepCompleted, e.StepFailed, e.ChildEnded, e.PersonAnswered)
+
+
 class Record(NamedTuple):
-    """One recorded call of foreign code. `outcome` is None while only its start, or failed attempts, are known."""
+    """One recorded call of foreign code. `outcome` is None while only its start, or failed attempts, are known; `place`
+    is where it stands among the events of the section."""
 
     key: Key
     lane: str
@@ -28,22 +32,23 @@ class Record(NamedTuple):
     at: int
     raw: bytes | None
     deadline: int = 0
+    place: int = 0
 
 
 def records_of(history: Iterable[Happened]) -> list[Record]:
     """What was recorded, one record a call, in the order of the first event about each."""
     records: dict[Key, Record] = {}
-    for event, at, raw in history:
+    for place, (event, at, raw) in enumerate(history):
         before = records.get(event.key)
         digest = getattr(event, "input", None) or (before.digest if before else None)
         lane = event.task.partition("/")[2]
         record = before or Record(event.key, lane, event.name, digest, None, at, None)
-        if isinstance(event, e.StepCompleted | e.StepFailed | e.ChildEnded):
-            record = record._replace(outcome=event, at=at, raw=raw)
+        if isinstance(event, OUTCOMES):
+            record = record._replace(outcome=event, at=at, raw=raw, place=place)
         elif isinstance(event, e.SectionWait):
             record = record._replace(deadline=event.deadline)
         elif isinstance(event, e.SectionReceived) and raw is not None:
-            record = record._replace(outcome=event, at=at, raw=raw)
+            record = record._replace(outcome=event, at=at, raw=raw, place=place)
         records[event.key] = record._replace(digest=digest)
     return list(records.values())
 
@@ -79,11 +84,11 @@ class Unclaimed:
                 return record
         return None
 
-    def settle(self, outcome: e.Keyed, at: int, raw: bytes | None) -> None:
+    def settle(self, outcome: e.Keyed, at: int, raw: bytes | None, place: int) -> None:
         """A call has ended before the code, run again, has come as far as asking for it."""
         record = self._left.get(outcome.key)
         if record is not None:
-            self._left[outcome.key] = record._replace(outcome=outcome, at=at, raw=raw)
+            self._left[outcome.key] = record._replace(outcome=outcome, at=at, raw=raw, place=place)
 
 
 def running_children(history: Iterable[Happened]) -> dict[Key, e.ChildStarted]:

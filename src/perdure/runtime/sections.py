@@ -16,15 +16,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from perdure.codec import dump_exception, pack
-from perdure.engine.calls import Key, SectionAsk
+from perdure.engine.calls import EffectAsk, Key, SectionAsk
 from perdure.engine.chapters import ContinueAsNew
+from perdure.engine.known import section_of
 from perdure.history import events as e
 from perdure.runtime import inherit
 from perdure.runtime.attempt import JOURNAL
-from perdure.runtime.journal import Journal, Outcome, Unwound
+from perdure.runtime.journal import Journal, Outcome
 from perdure.runtime.live import LiveRun
 from perdure.runtime.performer import STILL_HERE_SECONDS
 from perdure.runtime.records import running_children, told_children
+from perdure.runtime.unwound import Unwound
 
 if TYPE_CHECKING:
     from perdure.runtime.turn import Turns
@@ -40,6 +42,7 @@ class Sections:
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
         self._journals: dict[tuple[int, Key], Journal] = {}
+        self._to_undo: dict[tuple[int, Key], SectionAsk] = {}
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self.context = self._context.copy()
@@ -60,6 +63,7 @@ class Sections:
         if journal.ask.is_async:
             task = self._loop.create_task(self._run_async(journal), context=context)
             journal.participants[task] = 0
+            journal.look_at_tasks()
         else:
             name = f"perdure-section-{journal.live.run_id}"
             thread = threading.Thread(target=context.run, args=(self._run_in_thread, journal), name=name, daemon=True)
@@ -72,12 +76,15 @@ class Sections:
         ask = journal.ask
         try:
             outcome = Outcome(ask.result.dumps(await ask.function(*ask.args, **ask.kwargs)))
-        except Unwound:
-            return
+        except Unwound as error:
+            if journal.cancelled is None:
+                return
+            outcome = _raised(journal, error)
         except asyncio.CancelledError as error:
             outcome = _raised(journal, error)
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # the program is about to end, perhaps: see the performer
+            is_ending = task is not None and task.cancelling()  # the program, perhaps: see the performer
+            if is_ending and journal.cancelled is None:
                 self._loop.call_later(STILL_HERE_SECONDS, self._ended, journal, outcome)
                 return
         except BaseException as error:
@@ -89,8 +96,10 @@ class Sections:
         journal.thread = threading.get_ident()
         try:
             outcome = Outcome(ask.result.dumps(ask.function(*ask.args, **ask.kwargs)))
-        except Unwound:
-            return
+        except Unwound as error:
+            if journal.cancelled is None:
+                return
+            outcome = _raised(journal, error)
         except ContinueAsNew as error:
             outcome = Outcome(journal.live.execution.spec.arguments.dumps(error.arguments, error.keywords), False, True)
         except BaseException as error:
@@ -113,12 +122,14 @@ class Sections:
         self._end(journal, outcome)
 
     def _end(self, journal: Journal, outcome: Outcome) -> None:
-        """Record the end, if the code's children have ended too."""
-        if journal.tell_children():
+        """Record the end, if the code's children have ended too. Those of a section that was cancelled know already."""
+        if not journal.is_cancelling and journal.tell_children():
             return
         live, ask, (raw, failed, continues) = journal.live, journal.ask, outcome
         unused = tuple(f"{r.lane}/{r.name}" for r in journal.unused.left() if r.outcome is not None)
         self._journals.pop((live.rid, ask.key), None)
+        if self._to_undo.pop((live.rid, ask.key), None) is not None:
+            live.then += (lambda: self.turns.doubts.adopt_orphans(live),)
         output = pack(raw, live.execution.memo)
         event = e.SectionEnded(*ask.key, ask.name, ask.use, failed, output.digest, unused, continues)
         self.turns.report(live, event, raw=raw, output=output, delivers=True)
@@ -158,6 +169,7 @@ class Sections:
         if self._journals.get(key) is journal and journal.is_suspended and not (live.is_gone or live.is_leaving):
             journal.close()
             self._journals[key] = again = Journal(self, live, journal.ask, journal.history)
+            again.is_cancelling = journal.is_cancelling
             self._host(again)
 
     def deadline(self, live: LiveRun) -> int | None:
@@ -188,6 +200,9 @@ class Sections:
                 self._host_again(journal)
             elif journal.outcome is not None:
                 self._end(journal, journal.outcome)
+        elif isinstance(event, e.CallCancelled):
+            if (live.rid, event.key) in self._to_undo:
+                self._undo(live, event.key, at)
         elif isinstance(event, e.MessageArrived):
             for journal in self._of(live):
                 self._message_came(journal, event.name)
@@ -238,7 +253,7 @@ class Sections:
     def go_on(self, live: LiveRun) -> None:
         """The run is not paused any more."""
         for journal in self._of(live) if live.has_sections else ():
-            if live.execution.open.get(journal.ask.key) is not journal.ask:
+            if live.execution.open.get(journal.ask.key) is not journal.ask and journal.cancelled is None:
                 continue  # cancelled
             if journal.is_suspended and any(request.is_held_back for request in journal.requests.values()):
                 self._host_again(journal)
@@ -248,7 +263,7 @@ class Sections:
     def children_left(self, live: LiveRun, key: Key) -> list[str]:
         """Ids of child runs that a section has started and whose end is not known."""
         journal = self._journals.get((live.rid, key))
-        recorded = live.execution.known.journals.get(f"{key[0]}:{key[1]}", [])
+        recorded = live.execution.known.journals.get(section_of(key), [])
         events = journal.history if journal is not None else recorded
         told = told_children(events)
         return [child.run_id for key, child in running_children(events).items() if key not in told]
@@ -256,8 +271,45 @@ class Sections:
     def _of(self, live: LiveRun) -> list[Journal]:
         return [journal for (rid, _), journal in self._journals.items() if rid == live.rid]
 
-    def cancel(self, live: LiveRun, key: Key) -> None:
-        """Nobody waits for this section any more."""
+    def cancel(self, live: LiveRun, ask: SectionAsk) -> None:
+        """Nobody waits for this section any more. Code that has entered a saga is unwound as soon as it is durable that
+        it is cancelled: what was answered before and what not is then the same whenever it runs again."""
+        if ask.key not in live.execution.holding:
+            self._close(live, ask.key)
+            return
+        live.has_sections = True
+        self._to_undo[live.rid, ask.key] = ask
+        if (journal := self._journals.get((live.rid, ask.key))) is not None:
+            journal.is_cancelling = True
+        if section_of(ask.key) in live.execution.known.cancelled_sections:  # before it was loaded
+            self._undo(live, ask.key, 0)
+
+    def _undo(self, live: LiveRun, key: Key, at: int) -> None:
+        """Let the code of a cancelled section leave its sagas; run it again for that if it is not here."""
+        journal, known = self._journals.get((live.rid, key)), live.execution.known
+        history = known.journals.get(section_of(key), []) if journal is None else journal.history
+        known.cancelled_sections.setdefault(section_of(key), (len(history), at))
+        if journal is None:
+            inherit.install()
+            journal = self._journals[live.rid, key] = Journal(self, live, self._to_undo[live.rid, key])
+            self._host(journal)
+        elif journal.outcome is not None:
+            self._end(journal, journal.outcome)
+        elif journal.is_suspended:
+            self._host_again(journal)
+        else:
+            journal.cancel()
+
+    def undoes(self, live: LiveRun, key: Key) -> str:
+        """The operation that a call of hosted code takes back, if it is an undoing."""
+        for journal in self._of(live):
+            request = journal.requests.get(key)
+            ask = request.as_ask() if request is not None and request.as_ask is not None else None
+            if isinstance(ask, EffectAsk):
+                return ask.undoes
+        return ""
+
+    def _close(self, live: LiveRun, key: Key) -> None:
         journal = self._journals.pop((live.rid, key), None)
         if journal is not None:
             journal.close()
@@ -270,7 +322,10 @@ class Sections:
         if live.has_sections:
             for rid, key in list(self._journals):
                 if rid == live.rid:
-                    self.cancel(live, key)
+                    self._close(live, key)
+            for rid, key in list(self._to_undo):
+                if rid == live.rid:
+                    del self._to_undo[rid, key]
 
     def is_still(self, live: LiveRun) -> bool:
         """Whether all hosted code of the run waits for time to pass, or for news from outside."""

@@ -62,8 +62,10 @@ class Settling:
 
     def _supply(self, live: LiveRun, blocked: e.RunBlocked, entry: LedgerEntry, letter: Any, value: bytes) -> None:
         is_success = entry.status is EffectState.SUCCEEDED
-        ask = live.execution.open.get((blocked.task or "", blocked.n))
-        undoes = ask.undoes if is_success and isinstance(ask, EffectAsk) else ""
+        key = (blocked.task or "", blocked.n)
+        ask = live.execution.open.get(key)
+        undoes = ask.undoes if isinstance(ask, EffectAsk) else self._turns.sections.undoes(live, key)
+        undoes = undoes if is_success else ""
         undone = self._turns.effects.row(live, undoes) if undoes else None
         raw = value if is_success else dump_exception(StepError(entry.note), ())
         output = pack(raw, live.execution.memo)

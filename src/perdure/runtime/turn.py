@@ -26,8 +26,9 @@ import msgspec
 from perdure.clock import Clock
 from perdure.codec.exceptions import message_of
 from perdure.engine import where
-from perdure.engine.calls import Cancelled, ChildAsk, Command, EffectAsk, SectionAsk, StepAsk
+from perdure.engine.calls import QUESTIONS, Cancelled, ChildAsk, Command, EffectAsk, SectionAsk, StepAsk
 from perdure.engine.execution import Execution
+from perdure.engine.known import section_of
 from perdure.errors import HistoryCorruptError, PerdureBug, StoreError
 from perdure.history import events as e
 from perdure.runtime import load, mail
@@ -539,8 +540,11 @@ class Turns:
         if isinstance(ask, StepAsk):
             self.performer.cancel(live, ask.key)
         elif isinstance(ask, SectionAsk):
+            if section_of(ask.key) in live.execution.known.cancelled_sections:  # it has still to undo what it did
+                self.sections.cancel(live, ask)
+                return
             self.children.tell(live, self.sections.children_left(live, ask.key))
-            self.sections.cancel(live, ask.key)
+            self.sections.cancel(live, ask)
             self.doubts.adopt_orphans(live)
         else:
             self.children.tell(live, [ask.run_id])
@@ -551,8 +555,10 @@ class Turns:
 
     def _unblock_cancelled(self, live: LiveRun, ask: Any) -> None:
         """Nobody has to decide about it any more, nor about what hosted code asked for that is over with it."""
-        inside = f"{ask.key[0]}:{ask.key[1]}/"
+        inside, undoes = section_of(ask.key) + "/", ask.key in live.execution.holding
         for key, blocked in list(live.blocked_calls.items()):
+            if undoes and blocked.name in QUESTIONS:
+                continue
             if key == ask.key or (key[0].startswith(inside) and key not in live.execution.known.effects):
                 del live.blocked_calls[key]
                 live.record(e.RunUnblocked("cancelled", "", *key, "", blocked.name, blocked.use))
