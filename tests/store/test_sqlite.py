@@ -25,10 +25,13 @@ from perdure.errors import (
     StoreReadOnlyError,
     StoreUnsupportedError,
 )
-from perdure.store.protocol import Done, Filter
+from perdure.store.protocol import Done, Filter, Note
+from perdure.store.sql import load_migrations
 from perdure.store.sqlite import SqliteStore, connect, locks, schema, writer
 from perdure.store.sqlite.commit import QUERIES
 from perdure.testing.conformance.base import append, new_run, released, row
+
+MIGRATIONS = load_migrations(str(Path(schema.__file__).parent / "migrations"))
 
 
 @pytest.fixture
@@ -168,9 +171,24 @@ def test_an_empty_file_becomes_a_store(path: str) -> None:
     SqliteStore(path).close()
     assert raw(path, "PRAGMA application_id", "PRAGMA user_version", "PRAGMA journal_mode") == [
         [(schema.APPLICATION_ID,)],
-        [(1,)],
+        [(len(MIGRATIONS),)],
         [("wal",)],
     ]
+
+
+def test_a_store_of_an_older_perdure_becomes_one_of_this(path: str) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    for statement in schema.statements_of(MIGRATIONS[0]):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
+    connection.execute("PRAGMA user_version = 1")
+    connection.execute("INSERT INTO heads VALUES (7, 'old', 'agent', 'completed', 3, x'00', 1, 2)")
+    connection.close()
+    store = SqliteStore(path)
+    assert store.stats()["schema_version"] == len(MIGRATIONS)
+    assert [head[0] for head in store.heads()] == ["old"]
+    store.keep(Note("drill", "a", b"", 1))
+    store.close()
 
 
 def test_a_store_that_lost_its_log_mode_gets_it_back(path: str) -> None:

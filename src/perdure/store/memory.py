@@ -36,6 +36,7 @@ from perdure.store.protocol import (
     Missing,
     Moved,
     NewRun,
+    Note,
     Outcome,
     Post,
     Row,
@@ -121,6 +122,7 @@ class _Shared:
     workers: dict[str, _Worker] = field(default_factory=dict[str, _Worker])
     effects: dict[str, LedgerEntry] = field(default_factory=dict[str, LedgerEntry])
     posts: dict[str, _Post] = field(default_factory=dict[str, "_Post"])
+    notes: dict[tuple[str, str], Note] = field(default_factory=dict[tuple[str, str], Note])
     pruned: dict[int, tuple[str, int, bytes]] = field(default_factory=dict[int, tuple[str, int, bytes]])
     next_rid: int = 1
     next_mail_id: int = 1
@@ -627,6 +629,17 @@ class MemoryStore:
         for held in self._shared.posts.values():
             if held.taken_by == worker:
                 held.taken_by = None
+
+    # ── notes ────────────────────────────────────────────────────────────────────────────────
+    def keep(self, note: Note) -> None:
+        with self._shared.lock:
+            self._count_commit()
+            self._shared.notes[note.kind, note.key] = note
+
+    def notes(self, kind: str, key: str | None = None) -> list[Note]:
+        with self._shared.lock:
+            found = [note for note in self._shared.notes.values() if note.kind == kind and key in {None, note.key}]
+        return sorted(found, key=lambda note: (-note.at, note.key))
 
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:

@@ -325,6 +325,16 @@ class EffectFilter(NamedTuple):
     limit: int = 100
 
 
+class Note(NamedTuple):
+    """Something small that is to be known beside the runs, such as a drill that was passed. A later note of the same
+    `kind` and `key` takes its place. `at`: microseconds since the epoch, by whoever wrote it."""
+
+    kind: str
+    key: str
+    body: bytes
+    at: int
+
+
 class WorkerInfo(NamedTuple):
     """A worker's row. `lease_until` by the store's clock."""
 
@@ -495,6 +505,15 @@ class Store(Protocol):
 
     def posts(self, *, topic: str | None = None, status: str | None = None, limit: int = 100) -> list[Post]:
         """Messages of the outbox, oldest first."""
+        ...
+
+    # ── notes ────────────────────────────────────────────────────────────────────────────────
+    def keep(self, note: Note) -> None:
+        """Write a note; it stays until another one takes its place."""
+        ...
+
+    def notes(self, kind: str, key: str | None = None) -> list[Note]:
+        """The notes of a kind, the newest first, of the same time in the order of their keys; or the one of a key."""
         ...
 
     # ── care ─────────────────────────────────────────────────────────────────────────────────

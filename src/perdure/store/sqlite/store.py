@@ -25,6 +25,7 @@ from perdure.store.protocol import (
     EffectFilter,
     Filter,
     Mail,
+    Note,
     Outcome,
     Post,
     Row,
@@ -303,6 +304,16 @@ class SqliteStore:
         self._check_usable()
         values = {"topic": topic, "status": status, "limit": limit}
         return [Post._make(row) for row in self._readers.named("list_posts", values)]
+
+    # ── notes ────────────────────────────────────────────────────────────────────────────────
+    def keep(self, note: Note) -> None:
+        self._check_usable()
+        with self._writer as connection:
+            connection.execute(QUERIES["keep_note"], note)
+
+    def notes(self, kind: str, key: str | None = None) -> list[Note]:
+        self._check_usable()
+        return [Note._make(row) for row in self._readers.named("list_notes", {"kind": kind, "key": key})]
 
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:

@@ -10,7 +10,7 @@ Subclass `StoreConformance`, say how your store is opened, and pytest runs the s
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{part}" for part in ("base", "appends", "effects", "mail", "workers", "reading", "care"))
+    *(f"{__name__}.{part}" for part in ("base", "appends", "effects", "mail", "workers", "reading", "notes", "care"))
 )
 
 from perdure.testing.conformance.appends import AppendPromises  # noqa: E402  after their asserts are made to explain
@@ -18,11 +18,14 @@ from perdure.testing.conformance.base import StillClock  # noqa: E402
 from perdure.testing.conformance.care import CarePromises  # noqa: E402
 from perdure.testing.conformance.effects import EffectPromises  # noqa: E402
 from perdure.testing.conformance.mail import MailPromises  # noqa: E402
+from perdure.testing.conformance.notes import NotePromises  # noqa: E402
 from perdure.testing.conformance.reading import ReadPromises  # noqa: E402
 from perdure.testing.conformance.workers import WorkerPromises  # noqa: E402
 
 __all__ = ["StillClock", "StoreConformance"]
 
 
-class StoreConformance(AppendPromises, EffectPromises, MailPromises, WorkerPromises, ReadPromises, CarePromises):
+class StoreConformance(
+    AppendPromises, EffectPromises, MailPromises, WorkerPromises, ReadPromises, NotePromises, CarePromises
+):
     """The whole suite. `open(place, clock)` opens a store; called again with the same place, another handle on it."""
