@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import types
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, cast
 
 from perdure.api.calls import Call
 from perdure.api.client import Run
 from perdure.api.runtime import Runtime
 from perdure.api.settings import store_from
+from perdure.api.source import named_in
 from perdure.api.workflow import AnyWorkflow, SyncWorkflow, Workflow
 from perdure.clock import SystemClock
 from perdure.codec import digest
@@ -179,41 +178,6 @@ def with_children(workflows: Iterable[AnyWorkflow]) -> list[AnyWorkflow]:
         workflow = pending.pop(0)
         if workflow not in found:
             found.append(workflow)
-            pending += _named_in(workflow.spec.function, set())
+            named = named_in(workflow.spec.function)
+            pending += (value for value in named if isinstance(value, Workflow | SyncWorkflow))
     return found
-
-
-def _named_in(function: Any, seen: set[int]) -> Iterator[AnyWorkflow]:
-    """The workflows that a function names, or a plain function of the same package that it names."""
-    seen.add(id(function))
-    for value in _named_values(function):
-        if isinstance(value, Workflow | SyncWorkflow):
-            yield value
-        elif isinstance(value, types.FunctionType) and id(value) not in seen and _package(value) == _package(function):
-            yield from _named_in(value, seen)
-
-
-def _package(function: types.FunctionType) -> str:
-    return function.__module__.partition(".")[0]
-
-
-def _named_values(function: types.FunctionType) -> Iterator[Any]:
-    """What the function's names stand for, and the attributes that it may take of modules."""
-    names = list(dict.fromkeys(name for code in _codes(function.__code__) for name in code.co_names))
-    for value in [*map(function.__globals__.get, names), *_closed_over(function)]:
-        yield value
-        if isinstance(value, types.ModuleType):
-            yield from map(vars(value).get, names)
-
-
-def _closed_over(function: types.FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # not bound yet
-            yield cell.cell_contents
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
