@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "api": PURE_BELOW | {"store", "runtime", "observe", "http", "audit"},
     "audit": PURE_BELOW | {"store"},
     "adapters": {ROOT},
-    "cli": {ROOT, "api", "audit", "store", "codec", "specs", "contract", "observe"},
+    "cli": {ROOT, "api", "audit", "store", "codec", "specs", "contract", "observe", "testing"},
     "web": {ROOT, "api", "audit"},
     "mcp": {ROOT, "api", "audit"},
     "proxy": {ROOT, "api", "audit"},
@@ -248,8 +248,28 @@ def test_engine_and_store_never_meet_but_in_the_turn() -> None:
     assert not [file for file, parts in reaches.items() if {"engine", "store"} - {part_of(file)} & parts]
 
 
+DRILLS = SOURCE / "cli" / "drill.py"
+"""The one exception: `perdure code drill` is a test instrument for whoever has no test runner. It imports it when the
+command is called, so that nothing that executes runs in earnest can come to depend on it."""
+
+
 def test_nothing_that_is_shipped_imports_the_test_instruments() -> None:
-    assert not [str(item) for item in IMPORTS if ours(item) == "testing" and part_of(item.file) != "testing"]
+    users = {item.file for item in IMPORTS if ours(item) == "testing" and part_of(item.file) != "testing"}
+    assert users == {DRILLS}
+
+
+def test_the_drill_is_imported_when_it_is_called() -> None:
+    code = "import sys, perdure.cli.app; print(*(name for name in sys.modules if name.startswith('perdure.testing')))"
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert not done.stdout.split()
+
+
+def test_the_drill_needs_no_test_runner() -> None:
+    code = "import sys, perdure.testing; perdure.testing.drill; print('pytest' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
 
 
 def test_adapters_use_public_names_only() -> None:

@@ -147,12 +147,15 @@ async def test_a_fixture_may_use_it_before_the_test_does(clock):
 
 
 
+PROJECT = """[tool.pytest.ini_options]
+addopts = "-p perdure.testing.plugin --strict-markers"
+filterwarnings = ["error", "ignore::pytest.PytestAssertRewriteWarning"]
+"""
+
+
 def test_a_suite_of_a_user(pytester: pytest.Pytester) -> None:
     """All in one: to start pytest takes longer than these tests."""
-    pytester.makepyprojecttoml(
-        '[tool.pytest.ini_options]\naddopts = "-p perdure.testing.plugin"\n'
-        'filterwarnings = ["error", "ignore::pytest.PytestAssertRewriteWarning"]'
-    )
+    pytester.makepyprojecttoml(PROJECT)
     pytester.path.joinpath("test_shop.py").write_text(SUITE)
     result = pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=SUITE.count("async def test_"), failed=1)
@@ -162,3 +165,73 @@ def test_a_suite_of_a_user(pytester: pytest.Pytester) -> None:
 def test_the_plugin_is_an_entry_point() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"perdure.testing.plugin": "perdure.testing.plugin"}
+
+
+DRILLS = """
+import pytest
+import perdure
+from perdure import NoGuarantee, effect, step, workflow
+
+SENT = []
+
+@effect(downstream=NoGuarantee())
+async def send(to: str) -> str:
+    SENT.append(to)
+    return "sent"
+
+@send.key
+def _(to):
+    return to
+
+@step
+async def send_in_a_step(to: str) -> str:
+    SENT.append(to)
+    return "sent"
+
+@workflow
+async def sends(to: str) -> str:
+    return await send(to)
+
+@workflow
+async def sends_in_a_step(to: str) -> str:
+    return await send_in_a_step(to)
+
+def nothing_sent():
+    SENT.clear()
+    return {}
+
+def sent_once(after):
+    assert len(SENT) == 1, f"sent {len(SENT)} times"
+
+@pytest.mark.perdure_drill(sends.call("ada"), provide=nothing_sent, check=sent_once)
+def test_passes():
+    pass
+
+@pytest.mark.perdure_drill(sends, "ada", provide=nothing_sent, check=sent_once)
+async def test_looks_at_the_report(perdure_drill, perdure_runtime):
+    assert perdure_drill["after Execute of send#1"].has_passed
+    assert perdure_drill.effects == {"send": "no_guarantee"}
+    assert await (await perdure_runtime.start(sends.call("bo"))).result() == "sent"
+
+@pytest.mark.perdure_drill(sends_in_a_step.call("ada"), provide=nothing_sent, check=sent_once)
+def test_fails():
+    raise AssertionError("it never comes to this")
+
+def test_has_no_mark(perdure_drill):
+    pass
+"""
+
+
+def test_a_test_that_is_marked_for_a_drill_fails_when_the_drill_finds_something(pytester: pytest.Pytester) -> None:
+    pytester.makepyprojecttoml(PROJECT)
+    pytester.makepyfile(DRILLS)
+    result = pytester.runpytest_inprocess("-q", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2, failed=1, errors=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*perdure_drill needs a mark: @pytest.mark.perdure_drill(workflow.call(...), provide=...)*",
+            "*FAILED  after step send_in_a_step#1",
+            "*your check: AssertionError: sent 2 times*",
+        ]
+    )
+    result.stdout.no_fnmatch_line("E *it never comes to this*")

@@ -194,14 +194,7 @@ class Run(Generic[RESULT]):
 
         RunFinishedError if the run has ended, UnknownNameError for a name that the workflow does not declare (where the
         workflow is known here), EncodeError if the value cannot be recorded."""
-        spec = self._client._spec_of(self._info)
-        codec = _PLAIN
-        if spec is not None and spec.receives is not None:
-            if name not in spec.receives:
-                raise UnknownNameError("declared message", name, spec.receives)
-            codec = spec.receives[name]
-        recordable(name, what="message name")
-        await self._post("message", name, codec.dumps(value))
+        await self._post("message", name, message_body(self._client._spec_of(self._info), name, value))
 
     async def cancel(
         self, reason: str = "", *, force: bool = False
@@ -675,6 +668,18 @@ def _summary(info: RunInfo) -> RunSummary:
         when(info.updated_at), None if info.due_at is None else when(info.due_at), info.tags, info.parent_run_id,
         info.owner,
     )  # fmt: skip
+
+
+def message_body(spec: WorkflowSpec | None, name: str, value: Any) -> bytes:
+    """A message as it lies in the mailbox of a run of this workflow. UnknownNameError for a name that the workflow does
+    not declare, EncodeError if the value cannot be recorded."""
+    codec = _PLAIN
+    if spec is not None and spec.receives is not None:
+        if name not in spec.receives:
+            raise UnknownNameError("declared message", name, spec.receives)
+        codec = spec.receives[name]
+    recordable(name, what="message name")
+    return codec.dumps(value)
 
 
 def payload(store: Store, rid: int, row: Row, slot: Literal["input", "output"]) -> bytes | None:

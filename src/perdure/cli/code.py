@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from perdure.cli.drill import drill
 from perdure.cli.exits import CommandError, ExitCode, complain
 from perdure.cli.options import JsonOption
 from perdure.cli.show import counted, print_json, say
@@ -16,7 +17,8 @@ from perdure.cli.show import counted, print_json, say
 if TYPE_CHECKING:
     from perdure.audit.lint import Finding
 
-app = typer.Typer(no_args_is_help=True, help="Look at code before it runs.")
+app = typer.Typer(no_args_is_help=True, help="Look at code before it runs, and try it before it goes live.")
+app.command()(drill)
 
 
 @app.command()

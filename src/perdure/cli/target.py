@@ -84,14 +84,29 @@ def _named(module: ModuleType, name: str, known: list[AnyWorkflow]) -> AnyWorkfl
 # ── clients for perdure.use() ───────────────────────────────────────────────────────────────
 
 
-@contextlib.asynccontextmanager
-async def provided(target: str | None) -> AsyncGenerator[Mapping[type, Any]]:
+_PROVIDE = "--provide names one that returns {Type: client}"
+
+Providing = contextlib.AbstractAsyncContextManager[Mapping[type, Any]]
+
+
+def provided(target: str | None) -> Providing:
     """What the function at `target` provides, for as long as the block takes. CommandError if it cannot be had.
 
     It returns a dict of types and their clients, or is a context manager around one; either may be async."""
+    return provider(target)()
+
+
+def provider(target: str | None) -> Callable[[], Providing]:
+    """The same, to be had as often as it is called."""
+    function = None if target is None else function_at(target, "provide", _PROVIDE)
+    return lambda: _provided(target, function)
+
+
+@contextlib.asynccontextmanager
+async def _provided(target: str | None, function: Callable[[], Any] | None) -> AsyncGenerator[Mapping[type, Any]]:
     async with contextlib.AsyncExitStack() as stack:
         try:
-            clients: Any = {} if target is None else await _entered(_function_at(target)(), stack)
+            clients: Any = {} if function is None else await _entered(function(), stack)
         except CommandError:
             raise
         except Exception as error:
@@ -107,12 +122,13 @@ async def _entered(made: Any, stack: contextlib.AsyncExitStack) -> Any:
     return await made if inspect.isawaitable(made) else made
 
 
-def _function_at(target: str) -> Callable[[], Any]:
-    where, _, name = target.rpartition(":") if _has_name(target) else (target, "", "provide")
+def function_at(target: str, usually: str, what_for: str) -> Callable[..., Any]:
+    """The function at `app.py:name`, or in `app.py` under the name that it usually has. CommandError if none is."""
+    where, _, name = target.rpartition(":") if _has_name(target) else (target, "", usually)
     function = getattr(load(where), name, None)
     if not callable(function):
-        raise CommandError(f"{where} has no function {name}; --provide names one that returns {{Type: client}}")
-    return cast("Callable[[], Any]", function)
+        raise CommandError(f"{where} has no function {name}; {what_for}")
+    return cast("Callable[..., Any]", function)
 
 
 # ── loading ─────────────────────────────────────────────────────────────────────────────────

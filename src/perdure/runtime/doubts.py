@@ -180,7 +180,10 @@ class Doubts:
             seconds = min(LOOKUP_SECONDS_MAX, flight.spec.timeout_seconds)
             async with asyncio.timeout(seconds):
                 operation = flight.operation_of(None, flight.entry.attempts)
-                answer = await self._turns.performer.call(flight.spec.lookup, operation)
+                performer, lookup = self._turns.performer, flight.spec.lookup
+                if lookup is None:
+                    raise AssertionError("there is nobody to ask")
+                answer = await performer.call(performer.around(flight, lookup), operation)
         except asyncio.CancelledError:
             return
         except Exception as error:

@@ -38,6 +38,9 @@ STILL_HERE_SECONDS = 3.0
 PUT_OFF_MICROSECONDS = 50_000
 _PLAIN = codec_for(Any)
 
+Function = Callable[..., Any]
+"""What an author gave us: the body of a step, or a look-up."""
+
 
 class Handler(Protocol):
     """Who is told what came of an attempt instead of its being the step's outcome: for effects."""
@@ -127,6 +130,7 @@ class Performer:
         self.on_launch: Callable[[Flight], None] = _nothing
         self.on_escape: Callable[[LiveRun, Exception], None] = _raise
         self.may_begin: Callable[[], bool] = _always
+        self.around: Callable[[Flight, Function], Function] = _as_declared
 
     # ── flights ──────────────────────────────────────────────────────────────────────────────
     def start(self, live: LiveRun, ask: StepAsk) -> None:
@@ -214,7 +218,7 @@ class Performer:
             self._enter(flight, number)
             if not self.may_begin():
                 raise _NotNow
-            value = await ask.spec.function(*args, **kwargs)
+            value = await self.around(flight, ask.spec.function)(*args, **kwargs)
         except _NotNow:
             self._put_off(flight, number)
         except asyncio.CancelledError:
@@ -236,9 +240,9 @@ class Performer:
         try:
             args, kwargs = ask.spec.arguments.loads(ask.input)
             self._enter(flight, number)
-            inside = contextvars.copy_context()
+            inside, function = contextvars.copy_context(), self.around(flight, ask.spec.function)
             value = await self._loop.run_in_executor(
-                self._threads, lambda: inside.run(_called, self.may_begin, ask.spec.function, args, kwargs)
+                self._threads, lambda: inside.run(_called, self.may_begin, function, args, kwargs)
             )
         except _NotNow:
             self._put_off(flight, number)
@@ -483,6 +487,11 @@ class Performer:
 
 def _nothing(flight: Flight) -> None:
     """Nobody watches."""
+
+
+def _as_declared(flight: Flight, function: Function) -> Function:
+    """Nothing stands around what is called."""
+    return function
 
 
 def _raise(live: LiveRun, error: Exception) -> None:

@@ -162,7 +162,7 @@ class _Body:
             connection.set_progress_handler(lambda: time.monotonic() > until, INSTRUCTIONS_BETWEEN_LOOKS)
         token = ATTEMPT.set(running)
         try:
-            value = spec.function(*args, **kwargs)
+            value = self.flight.performer.around(self.flight, spec.function)(*args, **kwargs)
         except Exception as error:
             if time.monotonic() > until:
                 raise StepTimeoutError(too_long) from error

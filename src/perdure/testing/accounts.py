@@ -15,7 +15,7 @@ from typing import NamedTuple
 from perdure.history import events as e
 from perdure.ledger import EffectState, LedgerEntry
 from perdure.store.protocol import EffectFilter, Store
-from perdure.testing.outside import REFUSALS, Outside, Send
+from perdure.testing.outside import REFUSALS, Books, Send
 
 ALL = 1_000_000
 
@@ -27,7 +27,7 @@ class Happened(NamedTuple):
     event: e.Event
 
 
-def check_accounts(store: Store, outside: Outside, runs: Sequence[int], problem: Callable[[str], None]) -> None:
+def check_accounts(store: Store, outside: Books, runs: Sequence[int], problem: Callable[[str], None]) -> None:
     """Tell what is wrong."""
     of = defaultdict[str, list[Happened]](list)
     for rid in runs:
@@ -54,6 +54,8 @@ def _collect(store: Store, rid: int, of: dict[str, list[Happened]]) -> None:
             operation = getattr(event, "operation", "")
         if isinstance(event, e.EffectStarted):
             operations[event.key] = operation
+        if isinstance(event, e.EffectSucceeded) and event.how == "returned":  # in a transaction it has no start
+            operations.setdefault(event.key, operation)
         is_anothers = isinstance(event, e.EffectFailed | e.EffectSucceeded) and operations.get(event.key) != operation
         if operation and not is_anothers:  # what was never begun here is only an answer to one more call
             of[operation].append(Happened(row.at, event))
@@ -61,6 +63,8 @@ def _collect(store: Store, rid: int, of: dict[str, list[Happened]]) -> None:
 
 def _wrong_with(entry: LedgerEntry, sends: Sequence[Send], done: int, happened: Sequence[Happened]) -> list[str]:
     events = [each.event for each in happened]
+    if entry.downstream == "same_database":  # what it does is committed with its record: nothing is sent
+        return _not_settled(entry, events)
     return [
         *_not_settled(entry, events),
         *_other_than_recorded(entry, sends, events),
@@ -87,7 +91,7 @@ def _other_than_recorded(entry: LedgerEntry, sends: Sequence[Send], events: Sequ
     if starts != list(range(1, entry.attempts + 1)):
         wrong.append(f"{entry.attempts} attempts in the ledger, {starts} in the history")
     if len({send.request for send in sends}) > 1:
-        wrong.append(f"different requests under one id: {sends}")
+        wrong.append(f"different requests under one id: {_told(sends)}")
     if twice := [attempt for attempt, times in Counter(send.attempt for send in sends).items() if times > 1]:
         wrong.append(f"attempts {twice} were sent more than once")
     return wrong
@@ -99,10 +103,14 @@ def _carried_out_wrongly(entry: LedgerEntry, sends: Sequence[Send], done: int) -
     if entry.status is EffectState.SUCCEEDED and not done:
         return ["it is called a success, and the world did nothing"]
     if entry.status is EffectState.FAILED_FINAL and firm:
-        return [f"it is called failed, and the world did it: {sends}"]
+        return [f"it is called failed, and the world did it: {_told(sends)}"]
     if entry.downstream != "idempotent" and len(firm) > 1:
-        return [f"it was carried out {len(firm)} times: {sends}"]
+        return [f"it was carried out {len(firm)} times: {_told(sends)}"]
     return []
+
+
+def _told(sends: Sequence[Send]) -> str:
+    return ", ".join(f"attempt {send.attempt} ({send.fate})" for send in sends)
 
 
 def _sent_blindly(entry: LedgerEntry, sends: Sequence[Send], events: Sequence[e.Event]) -> list[str]:

@@ -24,6 +24,7 @@ from perdure.store.protocol import (
     EffectFilter,
     Filter,
     Mail,
+    Note,
     Outcome,
     Post,
     Row,
@@ -80,7 +81,8 @@ class CrashingStore:
         self._when, self._how, self._before_write = when, how, before_write
         self._lock = threading.Lock()
 
-    def _write(self, write: Callable[[], T]) -> T:
+    def _write(self, name: str, write: Callable[[], T], writes: Sequence[Write] = ()) -> T:
+        """Each write comes through here. `name`: the method's; `writes`: what a commit holds."""
         number = self._count()
         if self._before_write is not None:
             self._before_write(number)
@@ -119,25 +121,25 @@ class CrashingStore:
 
     # ── writes ───────────────────────────────────────────────────────────────────────────────
     def commit(self, writes: Sequence[Write]) -> list[Outcome]:
-        return self._write(lambda: self.inner.commit(writes))
+        return self._write("commit", lambda: self.inner.commit(writes), writes)
 
     def transact(self, intent: Append, fill: Callable[[Any], Append]) -> Outcome:
-        return self._write(lambda: self.inner.transact(intent, fill))
+        return self._write("transact", lambda: self.inner.transact(intent, fill))
 
     def enter(self, worker: str, *, lease_seconds: float, workflows: Sequence[str]) -> None:
-        self._write(lambda: self.inner.enter(worker, lease_seconds=lease_seconds, workflows=workflows))
+        self._write("enter", lambda: self.inner.enter(worker, lease_seconds=lease_seconds, workflows=workflows))
 
     def renew(self, worker: str, *, lease_seconds: float) -> bool:
-        return self._write(lambda: self.inner.renew(worker, lease_seconds=lease_seconds))
+        return self._write("renew", lambda: self.inner.renew(worker, lease_seconds=lease_seconds))
 
     def give_back(self, worker: str, *, but: Mapping[int, int]) -> int:
-        return self._write(lambda: self.inner.give_back(worker, but=but))
+        return self._write("give_back", lambda: self.inner.give_back(worker, but=but))
 
     def leave(self, worker: str) -> None:
-        self._write(lambda: self.inner.leave(worker))
+        self._write("leave", lambda: self.inner.leave(worker))
 
     def take_over(self, dead: str, *, proven: bool, retry_after: Sequence[float]) -> int:
-        return self._write(lambda: self.inner.take_over(dead, proven=proven, retry_after=retry_after))
+        return self._write("take_over", lambda: self.inner.take_over(dead, proven=proven, retry_after=retry_after))
 
     def claim(
         self,
@@ -151,24 +153,33 @@ class CrashingStore:
         due = self.next_due(known=known)
         if due is None or due > now:
             return []
-        return self._write(lambda: self.inner.claim(worker, now=now, limit=limit, known=known, only=only))
+        return self._write("claim", lambda: self.inner.claim(worker, now=now, limit=limit, known=known, only=only))
 
     def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:
         if not any(post.status == "waiting" for post in self.posts()):
             return []
-        return self._write(lambda: self.inner.take_posts(worker, topics=topics, now=now, until=until, limit=limit))
+        return self._write(
+            "take_posts",
+            lambda: self.inner.take_posts(worker, topics=topics, now=now, until=until, limit=limit),
+        )
 
     def settle_post(self, worker: str, post: Post) -> bool:
-        return self._write(lambda: self.inner.settle_post(worker, post))
+        return self._write("settle_post", lambda: self.inner.settle_post(worker, post))
 
     def revive_post(self, post_id: str, *, now: int) -> bool:
-        return self._write(lambda: self.inner.revive_post(post_id, now=now))
+        return self._write("revive_post", lambda: self.inner.revive_post(post_id, now=now))
 
     def posts(self, *, topic: str | None = None, status: str | None = None, limit: int = 100) -> list[Post]:
         return self._living(lambda: self.inner.posts(topic=topic, status=status, limit=limit))
 
+    def keep(self, note: Note) -> None:
+        self._write("keep", lambda: self.inner.keep(note))
+
+    def notes(self, kind: str, key: str | None = None) -> list[Note]:
+        return self._living(lambda: self.inner.notes(kind, key))
+
     def prune(self, *, ended_before: int, limit: int) -> int:
-        return self._write(lambda: self.inner.prune(ended_before=ended_before, limit=limit))
+        return self._write("prune", lambda: self.inner.prune(ended_before=ended_before, limit=limit))
 
     # ── what passes through ──────────────────────────────────────────────────────────────────
     def is_free(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -100,13 +99,12 @@ class FaultyStore(CrashingStore):
             self._committed(writes, outcomes)
             return outcomes
 
-        return self._write(commit)
+        return self._write("commit", commit, writes)
 
-    def _write(self, write: Callable[[], T]) -> T:
+    def _write(self, name: str, write: Callable[[], T], writes: Sequence[Write] = ()) -> T:
         self._check_alive()
         self.writes += 1
-        what = sys._getframe(1).f_code.co_name  # pyright: ignore[reportPrivateUsage]
-        fault = self._faults.of_write(f"{self._who}: write {self.writes} ({what})")
+        fault = self._faults.of_write(f"{self._who}: write {self.writes} ({name})")
         if fault is None:
             return write()
         kind, is_applied = fault

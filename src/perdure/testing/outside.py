@@ -37,7 +37,7 @@ class Send(NamedTuple):
 
     operation: str
     attempt: int
-    request: tuple[int, int, int]
+    request: object
     fate: str
     is_straggler: bool
 
@@ -46,14 +46,26 @@ class Send(NamedTuple):
         return self.fate not in NOT_CARRIED_OUT
 
 
-class Outside:
+class Books:
+    """What really happened outside: `sends`, the requests as they arrived, and `done`, how often each operation was
+    carried out."""
+
+    def __init__(self) -> None:
+        self.sends: list[Send] = []
+        self.done = Counter[str]()
+
+    def of(self, operation: str) -> Sequence[Send]:
+        """The requests under this id, in the order of their arrival."""
+        return [send for send in self.sends if send.operation == operation]
+
+
+class Outside(Books):
     """See above. `is_kind`: from now on every request is carried out and answered, every look-up says what is so."""
 
     def __init__(self, rng: Random, *, is_kind: bool) -> None:
+        super().__init__()
         self._rng = rng
         self.is_kind = is_kind
-        self.sends: list[Send] = []
-        self.done = Counter[str]()
         self.results: dict[str, int] = {}
 
     def arrived(
@@ -79,7 +91,3 @@ class Outside:
         if luck < 0.25:
             return "raises"
         return "found" if self.done[operation] else "not_found"
-
-    def of(self, operation: str) -> Sequence[Send]:
-        """The requests under this id, in the order of their arrival."""
-        return [send for send in self.sends if send.operation == operation]

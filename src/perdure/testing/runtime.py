@@ -23,15 +23,17 @@ from perdure.api.calls import Call
 from perdure.api.client import Run
 from perdure.api.endings import Endings
 from perdure.api.runtime import Runtime
+from perdure.audit.waits import waits
 from perdure.clock import MICROSECONDS
-from perdure.engine.calls import ChildAsk
+from perdure.engine.calls import ChildAsk, ReceiveAsk, UnreadAsk
 from perdure.runtime.checked import drive_checked
+from perdure.runtime.host import every_run
 from perdure.runtime.lease import Lease
 from perdure.runtime.live import LiveRun
-from perdure.runtime.performer import Flight
+from perdure.runtime.performer import Flight, Function
 from perdure.specs import WorkflowSpec, seconds
 from perdure.store.memory import MemoryStore
-from perdure.store.protocol import Filter, Store
+from perdure.store.protocol import Filter, Status, Store
 from perdure.testing.clock import FakeClock
 from perdure.testing.crashing import CrashingStore
 from perdure.testing.replaying import difference
@@ -140,6 +142,29 @@ class RuntimeUnderTest(Runtime):
         """Have `watch` called whenever the body of a step is about to begin."""
         self._host.turns.performer.on_launch = watch
 
+    def stand_around(self, around: Callable[[Flight, Function], Function]) -> None:
+        """Have what `around` gives called in place of each function that an author gave: bodies of steps and effects,
+        look-ups."""
+        self._host.turns.performer.around = around
+
+    @property
+    def worker(self) -> str:
+        """The name under which this runtime has entered its store."""
+        return self._host.worker
+
+    def awaited_messages(self) -> list[tuple[str, str, int | None]]:
+        """Which run waits for which message, and until when (microseconds since the epoch)."""
+        found: dict[tuple[str, str], int | None] = {}
+        for live in self._host.turns.live.values():
+            for ask in live.execution.open.values():
+                if isinstance(ask, ReceiveAsk) and not isinstance(ask, UnreadAsk):
+                    found[live.run_id, ask.message] = live.execution.deadline()
+        for info in every_run(self._store, Filter(status=frozenset({Status.WAITING}))):
+            for wait in waits(self._store, info):
+                if wait.message:
+                    found.setdefault((info.run_id, wait.message), info.due_at)
+        return [(*which, until) for which, until in found.items()]
+
     async def die(self) -> None:
         """Stop as if the process had been killed: nothing is written or given back, and others see the proof of it.
         What a live process cannot be spared: step bodies under way see a CancelledError."""
@@ -148,6 +173,10 @@ class RuntimeUnderTest(Runtime):
         await host.abandon()
         if isinstance(self._store, MemoryStore | CrashingStore):
             self._store.kill(host.worker)
+
+    async def on_still(self) -> bool:
+        """Asked when nothing happens any more, before time is skipped. True: something happens again, look anew."""
+        return False
 
     # ── turns ────────────────────────────────────────────────────────────────────────────────
     def _drive(self, live: LiveRun, turn: Callable[[], None]) -> None:
@@ -206,7 +235,7 @@ class RuntimeUnderTest(Runtime):
             await self.run_dry()
             self._host.release_idle()
             await self.run_dry()
-            if self.clock.advance_to_next():
+            if await self.on_still() or self.clock.advance_to_next():
                 moved_at = loop.time()
             elif loop.time() - moved_at > STANDSTILL_SECONDS_MAX:
                 raise AssertionError(f"nothing happens any more, and no timer is armed: {self._standing()}")

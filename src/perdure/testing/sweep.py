@@ -10,9 +10,8 @@ than that. No step may begin again whose outcome was recorded.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -22,13 +21,11 @@ from perdure.runtime.performer import Flight
 from perdure.specs import WorkflowSpec
 from perdure.store.memory import MemoryStore
 from perdure.testing.clock import FakeClock
-from perdure.testing.crashing import Crash, CrashingStore, When
+from perdure.testing.crashing import CrashingStore, When
+from perdure.testing.mortal import Death, Mortal, Outcome, QuietAboutCrashes, Scenario
 from perdure.testing.runtime import RuntimeUnderTest
 
 T = TypeVar("T")
-
-Scenario = Callable[[RuntimeUnderTest], Awaitable[T]]
-"""What a client does. After a crash it does it again, with the runtime that recovers: so it starts runs by id."""
 
 RUN_ID = "swept"
 
@@ -90,20 +87,6 @@ def _scenario_of(call: Call[T]) -> Scenario[T]:
     return scenario
 
 
-@dataclass(frozen=True)
-class _Outcome(Generic[T]):
-    result: T | None = None
-    error: BaseException | None = None
-
-    def __str__(self) -> str:
-        return repr(self.result) if self.error is None else repr(self.error)
-
-    def is_same(self, other: _Outcome[T]) -> bool:
-        if self.error is None or other.error is None:
-            return self.error is other.error and self.result == other.result
-        return type(self.error) is type(other.error) and str(self.error) == str(other.error)
-
-
 class _Sweeper(Generic[T]):
     """One scenario, run as often as it takes, each time in a store of its own."""
 
@@ -114,64 +97,35 @@ class _Sweeper(Generic[T]):
         self._inner = MemoryStore(FakeClock())
         self._learnt: list[WorkflowSpec] = []
 
-    async def run(self, fail_at: int | None, when: When) -> tuple[_Outcome[T], int]:
+    async def run(self, fail_at: int | None, when: When) -> tuple[Outcome[T], int]:
         """What came of it, and how many writes the first process made, that of the crash included."""
         clock = FakeClock()
         self._inner = MemoryStore(clock)
-        crashed = asyncio.Event()
-        store = CrashingStore(self._inner, fail_at=fail_at, when=when, how=lambda: _crash(crashed))
-        with _QuietAboutCrashes():
-            outcome = await self._until_crash(self._runtime(store, clock), crashed)
+        death = Death()
+        store = CrashingStore(self._inner, fail_at=fail_at, when=when, how=death.come)
+        with QuietAboutCrashes():
+            outcome = await self._live(store, clock, death)
         writes = store.writes
-        if crashed.is_set():
-            again = self._runtime(self._inner.again(), clock)
-            outcome = await self._until_crash(again, asyncio.Event())
+        if death.has_come:
+            outcome = await self._live(self._inner.again(), clock, Death())
         if outcome is None:
             raise AssertionError("nobody crashed, and nothing came of it")
         if self._repeated:
             raise SweepFailed(self.report(fail_at, when, "; ".join(self._repeated)))
         return outcome, writes
 
-    def _runtime(self, store: MemoryStore | CrashingStore, clock: FakeClock) -> RuntimeUnderTest:
+    async def _live(self, store: MemoryStore | CrashingStore, clock: FakeClock, death: Death) -> Outcome[T] | None:
         self._repeated: list[str] = []
-        self._is_dying = False
-        return RuntimeUnderTest(store, clock=clock, workflows=self._workflows, provide=self._provide)
-
-    async def _until_crash(self, runtime: RuntimeUnderTest, crashed: asyncio.Event) -> _Outcome[T] | None:
-        """Perform the scenario, and leave in an orderly way. None if a crash comes first."""
-        performing = asyncio.ensure_future(self._perform(runtime))
-        crash = asyncio.ensure_future(crashed.wait())
-        try:
-            await asyncio.wait([performing, crash], return_when=asyncio.FIRST_COMPLETED)
-            if not crashed.is_set():
-                return performing.result()
-            if not self._is_dying:  # it may have met the crash itself: then it is left to die
-                performing.cancel()
-            await asyncio.gather(performing, return_exceptions=True)
-            return None
-        finally:
-            crash.cancel()
-
-    async def _perform(self, runtime: RuntimeUnderTest) -> _Outcome[T]:
-        await runtime.__aenter__()
-        try:
-            runtime.watch_steps(self._watch)
-            for spec in self._learnt:
-                runtime.learn(spec)
-            outcome = await self._outcome(runtime)
+        runtime = RuntimeUnderTest(store, clock=clock, workflows=self._workflows, provide=self._provide)
+        outcome = await Mortal[T](runtime, death, self._opened).live(self._scenario)
+        if outcome is not None:
             self._learnt = runtime.learnt
-            await runtime.__aexit__()
-        except (asyncio.CancelledError, Crash):
-            self._is_dying = True
-            await runtime.die()
-            raise
         return outcome
 
-    async def _outcome(self, runtime: RuntimeUnderTest) -> _Outcome[T]:
-        try:
-            return _Outcome(await self._scenario(runtime))
-        except Exception as error:
-            return _Outcome(None, error)
+    def _opened(self, runtime: RuntimeUnderTest) -> None:
+        runtime.watch_steps(self._watch)
+        for spec in self._learnt:
+            runtime.learn(spec)
 
     def _watch(self, flight: Flight) -> None:
         """A step's body is about to begin: nothing may be recorded of what came of it."""
@@ -191,23 +145,3 @@ class _Sweeper(Generic[T]):
                 lines.append(f"  {row.seq} {row.kind} {event.label if isinstance(event, e.Keyed) else ''}".rstrip())
         return "\n".join(lines)
 
-
-def _crash(crashed: asyncio.Event) -> BaseException:
-    crashed.set()
-    return Crash()
-
-
-class _QuietAboutCrashes:
-    """The event loop does not report the crashes that are made on purpose."""
-
-    def __enter__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._before = self._loop.get_exception_handler()
-        self._loop.set_exception_handler(self._handle)
-
-    def __exit__(self, *error: object) -> None:
-        self._loop.set_exception_handler(self._before)
-
-    def _handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if not isinstance(context.get("exception"), Crash):
-            (self._before or type(loop).default_exception_handler)(loop, context)
