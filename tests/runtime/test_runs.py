@@ -695,6 +695,61 @@ def test_keyboard_interrupt_in_a_turn_drops_the_run_unrecorded_and_harms_no_othe
     assert CALLS == [1, 2]
 
 
+async def hosted_and_interrupted() -> int:
+    await work(1)
+    if INTERRUPTS:
+        INTERRUPTS.clear()
+        raise KeyboardInterrupt
+    return await work(2)
+
+
+@workflow
+async def hosts_an_interrupt() -> int:
+    return int(await perdure.section("crew").run(hosted_and_interrupted))
+
+
+def test_keyboard_interrupt_in_hosted_code_drops_the_run_unrecorded() -> None:
+    make = on_one_store()
+    INTERRUPTS[:] = [True]
+
+    async def first() -> None:
+        async with make(hosts_an_interrupt) as runtime:
+            await runtime.start(hosts_an_interrupt.call(), id="r")
+            await asyncio.Event().wait()
+
+    async def second() -> None:
+        async with make(hosts_an_interrupt) as runtime:
+            run = await runtime.get("r")
+            assert await run.result(timeout=10) == 2
+            assert "run.failed" not in await kinds(run)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_async(first())
+    run_async(second())
+    assert CALLS == [1, 2]
+
+
+async def exits() -> None:
+    raise SystemExit(3)
+
+
+@workflow
+async def hosts_an_exit() -> None:
+    await perdure.section("crew").run(exits)
+
+
+def test_sys_exit_in_hosted_code_ends_the_run_and_not_the_worker() -> None:
+    """As in a workflow of its own, and as in a step: nobody has asked this process to stop."""
+
+    async def main() -> None:
+        async with on_one_store()(hosts_an_exit) as runtime:
+            run = await runtime.start(hosts_an_exit.call())
+            with pytest.raises(StepError, match="SystemExit: 3"):
+                await run.result(timeout=10)
+
+    run_async(main())
+
+
 # ── replay-aware logging ────────────────────────────────────────────────────────────────────
 
 

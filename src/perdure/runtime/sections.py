@@ -87,6 +87,9 @@ class Sections:
             if is_ending and journal.cancelled is None:
                 self._loop.call_later(STILL_HERE_SECONDS, self._ended, journal, outcome)
                 return
+        except KeyboardInterrupt:  # as in a turn: nothing of it is recorded
+            self.turns.forget(journal.live)
+            raise
         except BaseException as error:
             outcome = _raised(journal, error)
         self._ended(journal, outcome)
