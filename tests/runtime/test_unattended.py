@@ -9,13 +9,14 @@ import pytest
 from tests.runtime.hosting import eventually, host_of, on_one_store, run_async
 
 import perdure
-from perdure import Client, RunCancelledError, Runtime, Status, workflow
+from perdure import Client, Idempotent, Retry, RunCancelledError, Runtime, Status, effect, workflow
 from perdure.api.inbox import pending
+from perdure.audit.verify import verify
 from perdure.engine import exact
 from perdure.history import events as e
 from perdure.runtime.host import OWN_BEFORE_SWEEP
 from perdure.store.memory import MemoryStore
-from perdure.store.protocol import Done, Fenced
+from perdure.store.protocol import Done, EffectFilter, Fenced
 from perdure.testing.clock import FakeClock
 
 
@@ -250,5 +251,39 @@ def test_a_worker_that_is_closed_after_it_was_abandoned_takes_exact_asyncio_from
             await host_of(second).abandon()
             await host_of(second).close()
             assert asyncio.as_completed is exact.as_completed
+
+    run_async(main())
+
+
+@effect(downstream=Idempotent(), retry=Retry(max_attempts=9, first_delay=3600, max_delay=3600))
+async def busy(order: str) -> str:
+    raise perdure.Retryable("try again later")
+
+
+@busy.key
+def _(order: str) -> str:
+    return order
+
+
+@workflow
+async def keeps_trying() -> str:
+    return await busy("o-1")
+
+
+def test_an_end_by_force_gives_up_what_would_be_tried_again() -> None:
+    """In the same commit, as a worker does that has the run: nothing in the ledger waits for ever."""
+
+    async def main() -> None:
+        make = on_one_store()
+        async with make(keeps_trying) as runtime:
+            run = await runtime.start(keeps_trying.call(), id="r")
+            await eventually(lambda: [r.status for r in store_of(make).effects(EffectFilter())] == ["failed_retryable"])
+        async with Client(store_of(make)) as client:
+            run = await client.get("r")
+            assert await run.cancel(force=True) == "cancelled"
+            (row,) = await client.effects()
+            assert (row.status, row.note) == ("failed_final", "whoever asked for it is gone")
+            assert [happened.kind for happened in await run.history()][-2:] == ["effect.failed", "run.cancelled"]
+        assert verify(store_of(make)).is_sound
 
     run_async(main())

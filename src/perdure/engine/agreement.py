@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from perdure.engine.calls import Key
 from perdure.history import events as e
 from perdure.ledger import EffectState, LedgerEntry
 
@@ -33,14 +34,17 @@ class Disagreement(NamedTuple):
 def told_of_effects(events: Iterable[tuple[e.Event | None, int]]) -> dict[str, Told]:
     """What the events (with their times; None for one that cannot be read) say of each operation."""
     told: dict[str, Told] = {}
+    sent: dict[str, Key] = {}
     for event, at in events:
         match event:
             case e.EffectStarted():
-                told[event.operation] = Told(EffectState.STARTED, at)
+                told[event.operation], sent[event.operation] = Told(EffectState.STARTED, at), event.key
             case e.EffectNotDone():
                 told[event.operation] = Told(EffectState.FAILED_RETRYABLE, at)
             case e.EffectSucceeded() if event.how != "reused":
                 told[event.operation] = Told(EffectState.SUCCEEDED, at, event)
+            case e.EffectFailed() if event.how == "cancelled" and sent.get(event.operation) == event.key:
+                told[event.operation] = Told(EffectState.FAILED_FINAL, at, event)  # given up between two attempts
             case e.EffectFailed() if event.how not in SAYS_NOTHING_OF_ITS_OWN:
                 told[event.operation] = Told(EffectState.FAILED_FINAL, at, event)
             case _:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.clock import MICROSECONDS, when
-from perdure.codec import dump_exception, pack, unpack
+from perdure.codec import Memo, dump_exception, pack, unpack
 from perdure.codec.exceptions import message_of
 from perdure.engine.calls import Attempts, EffectAsk, Key
 from perdure.engine.known import Standing
@@ -511,15 +511,11 @@ class Effects:
 
     def give_up_orphan(self, live: LiveRun, key: Key, standing: Standing, entry: LedgerEntry) -> None:
         """Nobody is left who could ask for another attempt; of those before it is proven that they did nothing."""
-        raw = dump_exception(RunCancelledError("whoever asked for it is gone"), ())
-        output = pack(raw, live.execution.memo)
-        event = e.EffectFailed(
-            *key, standing.name, key[1] + 1, output=output.digest, attempt=standing.attempt,
-            operation=standing.operation, business_key=entry.business_key, how="cancelled",
-        )  # fmt: skip
-        row = entry.moved(Happening.GIVEN_UP, now=self._turns.clock.now(), note="whoever asked for it is gone")
-        live.has_sections |= event.is_in_section
-        self.record(live, event, row, raw=raw, output=output, delivers=True)
+        given_up = given_up_entry(key, standing, entry, live.execution.memo, now=self._turns.clock.now())
+        live.has_sections |= ":" in key[0]
+        live.has_effects = True
+        live.entries.append(given_up)
+        live.execution.known.note_effect(given_up.event, max(self._turns.clock.now(), live.last_at))
 
     def _give_up_cancelled(self, flight: EffectFlight) -> None:
         raw = dump_exception(RunCancelledError("the call was cancelled before anything was sent"), ())
@@ -634,6 +630,19 @@ class Effects:
     def later(self, flight: EffectFlight, delay: int, then: Callable[[EffectFlight], None], error: StoreError) -> None:
         log.warning("run %s: the ledger cannot be read, trying again: %s", flight.live.run_id, error)
         self.performer.wait_until(flight, self._turns.clock.now() + delay, partial(self._woken, flight, then))
+
+
+def given_up_entry(key: Key, standing: Standing, entry: LedgerEntry, memo: Memo, *, now: int) -> Entry:
+    """What ends an effect of which another attempt would follow, and nobody is left who wants it."""
+    why = "whoever asked for it is gone"
+    raw = dump_exception(RunCancelledError(why), ())
+    output = pack(raw, memo)
+    event = e.EffectFailed(
+        *key, standing.name, key[1] + 1, output=output.digest, attempt=standing.attempt,
+        operation=standing.operation, business_key=entry.business_key, how="cancelled",
+    )  # fmt: skip
+    row = entry.moved(Happening.GIVEN_UP, now=now, note=why)
+    return Entry(event, output=output, raw=raw, delivers=True, ledger=row)
 
 
 async def _nothing() -> None:

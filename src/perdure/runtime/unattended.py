@@ -6,13 +6,18 @@ By compare-and-set on the epoch: a worker that claims the run in the same moment
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from perdure.engine.known import MOVES_EFFECTS, standings
+from perdure.codec import Memo
+from perdure.engine.calls import Key
+from perdure.engine.known import MOVES_EFFECTS, Standing, standings
 from perdure.errors import OperationOpen
 from perdure.history import events as e
 from perdure.history.chain import link
+from perdure.ledger import EffectState
 from perdure.runtime import mail
+from perdure.runtime.effects import given_up_entry
+from perdure.runtime.live import Entry
 from perdure.store.protocol import Append, Change, Done, Moved, Outcome, Row, RunInfo, Status, Store
 
 TRIES = 5
@@ -42,17 +47,35 @@ def end_by_force(store: Store, run_id: str, *, retry_after: tuple[float, ...], n
 
 def _end(store: Store, info: RunInfo, now: int) -> Outcome:
     rows = store.load(info.rid).rows
-    _refuse_while_open(info, rows)
-    last = rows[-1]
-    at, envelope = max(now, last.at), e.encode(e.RunCancelled(forced=True))
-    row = Row(last.seq + 1, at, "run.cancelled", envelope, None, None, link(last.hash, last.seq + 1, at, envelope))
+    given_up = list(_given_up(store, info, rows, now))
+    entries = [*given_up, Entry(e.RunCancelled(forced=True))]
     change = Change(
         status=Status.CANCELLED, reason="", hint="", waiting=b"", release=True,
         ending=mail.ending(Status.CANCELLED, mail.CANCELLED),
     )  # fmt: skip
     letters = tuple(mail.from_parent(child, now=now) for child in _children_left(rows))
-    append = Append(os.urandom(16), info.rid, info.epoch, row.seq, (row,), change=change, letters=letters)
+    append = Append(
+        os.urandom(16), info.rid, info.epoch, rows[-1].seq + 1, tuple(_rows_after(rows[-1], entries, now)),
+        change=change, letters=letters, effects=tuple(entry.ledger for entry in given_up if entry.ledger is not None),
+    )  # fmt: skip
     return store.commit([append])[0]
+
+
+def _rows_after(last: Row, entries: Iterable[Entry], now: int) -> Iterator[Row]:
+    for seq, entry in enumerate(entries, last.seq + 1):
+        at, envelope = max(now, last.at), e.encode(entry.event)
+        output = None if entry.output is None else entry.output.inline
+        last = Row(seq, at, e.kind(entry.event), envelope, None, output, link(last.hash, seq, at, envelope))
+        yield last
+
+
+def _given_up(store: Store, info: RunInfo, rows: Iterable[Row], now: int) -> Iterator[Entry]:
+    """The ends of effects of which another attempt would follow. OperationOpen if one may have happened."""
+    memo = Memo()
+    for key, standing in _refuse_while_open(info, rows).items():
+        row = store.effect(standing.operation)
+        if standing.state is EffectState.FAILED_RETRYABLE and row is not None and row.status is standing.state:
+            yield given_up_entry(key, standing, row, memo, now=now)
 
 
 def refuse_with_open_effects(store: Store, info: RunInfo) -> None:
@@ -62,9 +85,11 @@ def refuse_with_open_effects(store: Store, info: RunInfo) -> None:
         _refuse_while_open(info, store.load(info.rid).rows)
 
 
-def _refuse_while_open(info: RunInfo, rows: Iterable[Row]) -> None:
+def _refuse_while_open(info: RunInfo, rows: Iterable[Row]) -> dict[Key, Standing]:
+    """How far its other effects got that have no outcome."""
     about_effects = (row for row in rows if row.kind.startswith("effect.") or row.kind in MOVES_EFFECTS)
-    for standing in standings((e.decode(row.envelope), row.at) for row in about_effects).values():
+    found = standings((e.decode(row.envelope), row.at) for row in about_effects)
+    for standing in found.values():
         if standing.state.is_open:
             raise OperationOpen(
                 f"run {info.run_id} cannot be ended by force: operation {standing.operation} ({standing.name}) may "
@@ -72,6 +97,7 @@ def _refuse_while_open(info: RunInfo, rows: Iterable[Row]) -> None:
                 f"{info.run_id} --operation {standing.operation} --succeeded | --failed | --retry",
                 standing.operation, str(standing.state),
             )  # fmt: skip
+    return found
 
 
 def _children_left(rows: Iterable[Row]) -> list[str]:
