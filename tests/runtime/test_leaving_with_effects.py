@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
+from typing import cast
 
 import pytest
-from tests.runtime.hosting import eventually, on_one_store, run_async
+from tests.runtime.hosting import eventually, host_of, is_in_memory, live, on_one_store, run_async
 
 import perdure
-from perdure import NoGuarantee, effect, step, workflow
+from perdure import CanLookUp, NoGuarantee, NotFound, Operation, Runtime, effect, step, workflow
+from perdure.store.memory import MemoryStore
 
 BEGUN: list[str] = []
 ENDED: list[str] = []
@@ -127,3 +130,62 @@ def test_whoever_cancels_the_leaving_does_not_wait() -> None:
         assert time.monotonic() - begin < 5
 
     run_async(main())
+
+
+MAY_RETURN = threading.Event()
+
+
+@effect(downstream=CanLookUp(settle_after=0), timeout=60)
+def wire(order: str) -> str:
+    BEGUN.append(order)
+    MAY_RETURN.wait(30)
+    return f"wired {order}"
+
+
+@wire.key
+def _(order: str) -> str:
+    return order
+
+
+@wire.lookup
+def _(op: Operation) -> NotFound:
+    BEGUN.append("looked up")
+    return NotFound()
+
+
+@workflow
+async def wires() -> str:
+    return await wire.call("w")
+
+
+def test_the_death_of_a_successor_proves_nothing_of_who_left_while_sending() -> None:
+    """A leaves with a thread that would not end, B takes the run on and is killed: to C, A may still be sending."""
+    make = on_one_store(grace=0.05)
+
+    async def main() -> None:
+        async with make(wires) as first:
+            await first.start(wires.call(), id="r")
+            await eventually(lambda: BEGUN == ["w"], "it is sent")
+        second = await make(wires).__aenter__()
+        await eventually(lambda: is_in_memory(second, "r"))
+        killed = host_of(second)
+        await eventually(lambda: "run.taken_over" in kinds_of(second))
+        second._host_open = None  # pyright: ignore[reportPrivateUsage]
+        await killed.abandon()
+        cast("MemoryStore", killed.store).kill(killed.worker)
+        async with make(wires) as third:
+            await eventually(lambda: kinds_of(third).count("run.taken_over") == 2)
+            await asyncio.sleep(0.3)
+            (standing,) = live(third, "r").execution.known.effects.values()
+            assert not standing.is_proven_dead
+            assert BEGUN == ["w"], "nothing is asked or sent before the attempt's time is over"
+        MAY_RETURN.set()
+
+    run_async(main())
+
+
+def kinds_of(runtime: Runtime) -> list[str]:
+    store = host_of(runtime).store
+    info = store.find("r")
+    assert info is not None
+    return [row.kind for row in store.load(info.rid).rows]

@@ -189,6 +189,8 @@ def tell(event: e.AnyEvent) -> Told:
             return Told(f"resumed{_by(event.by)}")
         case e.Patched():
             return Told(f"patched({event.patch!r}) is {event.answer}")
+        case e.TakenOver(how="left"):
+            return Told("taken on while something may be under way from before")
         case e.TakenOver():
             return Told(f"taken over from {event.previous} (dead by {event.how})")
         case e.RunBlocked():

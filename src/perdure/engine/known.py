@@ -17,8 +17,9 @@ class Standing(NamedTuple):
 
     `attempt`: of the last one sent. `is_resent`: an earlier one may have happened, and the same request was sent again
     under the same key; only what answers to that key proves anything then. `failed`: how many attempts count against
-    the limit. `suspected_at`: when whoever sent it was taken for dead; `is_proven_dead`: it is. `doubt_at`, `doubt`:
-    since when nobody knows, and why.
+    the limit. `suspected_at`: when whoever sent it was taken for dead; `is_proven_dead`: it is; `was_left`: it left,
+    and may still be sending: no death of those who have the run after it proves anything. `doubt_at`, `doubt`: since
+    when nobody knows, and why.
     """
 
     operation: str
@@ -30,6 +31,7 @@ class Standing(NamedTuple):
     retry_at: int = 0
     suspected_at: int = 0
     is_proven_dead: bool = False
+    was_left: bool = False
     doubt_at: int = 0
     doubt: e.EffectInDoubt | None = None
     looks: tuple[Look, ...] = ()
@@ -37,6 +39,11 @@ class Standing(NamedTuple):
     reference: str | None = None
     name: str = ""
     is_resent: bool = False
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether whoever sent the last attempt has not said what came of it, and has not left since either."""
+        return self.state is EffectState.STARTED and self.doubt is None and not self.was_left
 
 
 class Known(msgspec.Struct, gc=False):
@@ -134,7 +141,7 @@ class Known(msgspec.Struct, gc=False):
                 before = self.effects.get(event.key, fresh)
                 self.effects[event.key] = before._replace(
                     operation=event.operation, state=EffectState.STARTED, attempt=event.attempt, started_at=at,
-                    suspected_at=0, is_proven_dead=False, doubt=None, looks=(),
+                    suspected_at=0, is_proven_dead=False, was_left=False, doubt=None, looks=(),
                     is_resent=before.state is EffectState.STARTED,
                 )  # fmt: skip
             case e.RunUnblocked(task=str() as task, n=n, choice="retry") if (task, n) in self.effects:
@@ -192,10 +199,12 @@ def _further(standing: Standing, event: e.Keyed, at: int) -> Standing:
 
 
 def _abandoned(standing: Standing, how: str, at: int) -> Standing:
-    """Whoever had it under way is gone; once only suspected, that stays so."""
+    """Whoever had it under way is gone; once only suspected, or still alive, that stays so."""
     if how == "suspicion":
         return standing._replace(suspected_at=at)
-    return standing._replace(is_proven_dead=True)
+    if how == "left":
+        return standing._replace(was_left=True)
+    return standing._replace(is_proven_dead=not standing.was_left)
 
 
 _ABOUT_EFFECTS = frozenset(

@@ -338,7 +338,8 @@ class Patched(Event, frozen=True, omit_defaults=True, gc=False, tag="run.patched
 
 
 class TakenOver(Event, frozen=True, omit_defaults=True, gc=False, tag="run.taken_over"):
-    """Another worker goes on. `how`: `proof` (the old worker's lock is dropped) or `suspicion` (its lease ran out)."""
+    """Another worker goes on. `how`: `proof` (the old worker's lock is dropped) or `suspicion` (its lease ran out), or
+    `left`: nobody died; who had it before has let go of it while something may be under way (`previous` is empty)."""
 
     previous: str
     how: str
@@ -424,6 +425,18 @@ KINDS: dict[type[Event], str] = {cls: str(cls.__struct_config__.tag) for cls in 
 
 encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder(AnyEvent).decode
+
+
+def readable(envelope: bytes, kind: str) -> Event | None:
+    """An event as it stands beside its kind in a row; None if it is damaged: not to be read, or of another kind.
+
+    >>> readable(b'{"event":"time.passed"}', "run.completed")
+    """
+    try:
+        event: Event = decode(envelope)
+    except ValueError:  # msgspec's errors and Unicode's are such
+        return None
+    return event if KINDS[type(event)] == kind else None
 
 
 def kind(event: Event) -> str:

@@ -152,8 +152,10 @@ class Turns:
         self.live[live.rid] = live
         for started in live.execution.known.children.values():
             self.on_child(started.run_id)
-        if claim.lost_owner is not None:
-            taken = e.TakenOver(claim.lost_owner, claim.lost_how or "", live.epoch)
+        known = live.execution.known
+        was_left = claim.lost_owner is None and any(s.is_under_way for s in known.effects.values())
+        if claim.lost_owner is not None or was_left:
+            taken = e.TakenOver(claim.lost_owner or "", claim.lost_how or "left", live.epoch)
             live.execution.known.note_effect(taken, max(self.clock.now(), live.last_at))
             live.record(taken)
             self.mark(live)
