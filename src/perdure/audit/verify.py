@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from msgspec import DecodeError
-
 from perdure.codec import digest, unpack
 from perdure.engine.agreement import disagreements, told_of_effects
 from perdure.errors import HistoryCorruptError
@@ -91,7 +89,7 @@ def _damage_of(store: Store, stored: Stored, length: int, head: bytes) -> Iterat
         if link(previous, seq, row.at, row.envelope) != row.hash:
             yield tell(seq, "altered: its hash is not the one that was recorded")
         previous = row.hash
-        event = _decoded(row)
+        event = e.readable(row.envelope, row.kind)
         events.append(event)
         for what in ["cannot be read"] if event is None else _wrong_payloads(store, stored.info.rid, row, event):
             yield tell(seq, what)
@@ -101,14 +99,6 @@ def _damage_of(store: Store, stored: Stored, length: int, head: bytes) -> Iterat
     told = told_of_effects(zip(events, (row.at for row in rows), strict=True))
     for found in disagreements(ledger, told, has_ended=stored.info.status.is_final):
         yield tell(None, found.what)
-
-
-def _decoded(row: Row) -> e.Event | None:
-    try:
-        event = e.decode(row.envelope)
-    except (DecodeError, UnicodeDecodeError):
-        return None
-    return event if e.kind(event) == row.kind else None
 
 
 def _wrong_payloads(store: Store, rid: int, row: Row, event: e.Event) -> Iterator[str]:

@@ -37,7 +37,7 @@ def look_at_ledger(store: Store) -> None:
 
 def _look_at_run(store: Store, rid: int, rows: Sequence[LedgerEntry]) -> None:
     stored = store.load(rid)
-    events = ((_decoded(row.envelope), row.at) for row in stored.rows if row.kind.startswith("effect."))
+    events = ((e.readable(row.envelope, row.kind), row.at) for row in stored.rows if row.kind.startswith("effect."))
     ours = {row.operation_id for row in rows}
     told = {operation: said for operation, said in told_of_effects(events).items() if operation in ours}
     for found in disagreements(rows, told, has_ended=stored.info.status.is_final, is_whole=False):
@@ -56,10 +56,3 @@ def _repair(store: Store, stored: Stored, row: LedgerEntry) -> bool:
     info = stored.info
     append = Append(os.urandom(16), info.rid, info.epoch, stored.length, effects=(row,))
     return isinstance(store.commit([append])[0], Done)
-
-
-def _decoded(envelope: bytes) -> e.Event | None:
-    try:
-        return e.decode(envelope)
-    except ValueError:  # msgspec's errors and Unicode's; whoever loads the run says so
-        return None
