@@ -91,9 +91,9 @@ class DurableFunction(Generic[P, R]):
 
     def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the call, here; an iterator that awaits it."""
-        execution = execution_here()
-        if execution is not None:
-            return self._ask(execution, args, kwargs).__await__()
+        loop = _get_running_loop()
+        if type(loop) is DeterministicLoop:
+            return self._ask(loop.execution, args, kwargs).__await__()
         if ATTEMPT.get() is None:
             journal = JOURNAL.get()
             if journal is not None:
@@ -113,15 +113,14 @@ class DurableFunction(Generic[P, R]):
             return result
         return await asyncio.to_thread(function, *args, **kwargs)
 
-    def _call_of_coroutine(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call[R]:
-        """An `async def` called as usual: a call to be awaited. Refused in a `def` workflow, which cannot await: it
-        would be made never."""
-        if JOURNAL.get() is not None and ATTEMPT.get() is None and _get_running_loop() is None:
+    def _refuse_where_nobody_can_await(self) -> None:
+        """An `async def` called as usual gives a call to be awaited. A `def` workflow cannot await: it would never be
+        made."""
+        if ATTEMPT.get() is None and _get_running_loop() is None:
             raise UsageError(
                 f"{self.name} is an `async def`: in a `def` workflow, or hosted code without an event loop, write "
                 f"perdure.sync.wait({self.name}.call(...))"
             )
-        return Call(self, args, kwargs)
 
     def _call_plain_function(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """A `def` function called as usual: it blocks in a `def` workflow, is plain outside, refused in an async

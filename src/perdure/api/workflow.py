@@ -19,6 +19,7 @@ from perdure.api.declaration import (
 from perdure.codec import arguments_codec_for, codec_for
 from perdure.engine.execution import Execution
 from perdure.errors import DeclarationError
+from perdure.runtime.attempt import JOURNAL
 from perdure.specs import (
     DEFAULT_TIMEOUT_SECONDS,
     Drift,
@@ -45,7 +46,9 @@ class Step(DurableFunction[P, R], Generic[P, R]):
         same_signature(self, spec.function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        return self._call_of_coroutine(args, kwargs)
+        if JOURNAL.get() is not None:
+            self._refuse_where_nobody_can_await()
+        return Call(self, args, kwargs)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The call as a value, not made yet."""
@@ -91,7 +94,9 @@ class Workflow(DurableFunction[P, R], Generic[P, R]):
         same_signature(self, spec.function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        return self._call_of_coroutine(args, kwargs)
+        if JOURNAL.get() is not None:
+            self._refuse_where_nobody_can_await()
+        return Call(self, args, kwargs)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
         """The call as a value: to be started, awaited, or both never."""

@@ -32,6 +32,7 @@ class ArgumentsCodec:
         "_by_name",
         "_decode",
         "_is_native",
+        "_only_positional",
         "_parameters",
         "_positional",
         "_table",
@@ -47,6 +48,7 @@ class ArgumentsCodec:
         self._positional = [each for each in parameters if each.kind in _POSITIONAL]
         self._table = [(each.name, shapes[each.name].own, shapes[each.name].to_wire) for each in self._positional]
         self._by_name = shapes
+        self._only_positional = len(self._table) if len(self._table) == len(parameters) else -1
         self._var_positional = next((each.name for each in parameters if each.kind is Parameter.VAR_POSITIONAL), None)
         self._var_keyword = next((each.name for each in parameters if each.kind is Parameter.VAR_KEYWORD), None)
         natives = [shapes[each.name].native for each in parameters if each.kind in _POSITIONAL]
@@ -62,17 +64,18 @@ class ArgumentsCodec:
         name = ""
         wire: dict[str, Any] = {}
         try:
-            if kwargs or len(args) != len(self._table) or len(self._parameters) != len(self._table):
+            is_usual = not kwargs and len(args) == self._only_positional
+            if not is_usual:
                 self._check(args, kwargs)
-            for (name, own, to_wire), item in zip(self._table, args, strict=False):
+            for (name, own, to_wire), item in zip(self._table, args):  # noqa: B905  a keyword doubles what zip costs
                 wire[name] = item if type_of(item) is own else to_wire(item, 1)
-            if len(args) > len(self._table) and self._var_positional is not None:
+            if not is_usual and len(args) > len(self._table) and self._var_positional is not None:
                 name = self._var_positional
                 wire[name] = self._rest_to_wire(args[len(self._table) :])
             for name, item in kwargs.items():
                 if name in self._parameters and not self._is_positional_only(name):
                     wire[name] = self._by_name[name].to_wire(item, 1)
-            if len(kwargs) and self._var_keyword is not None:
+            if kwargs and self._var_keyword is not None:
                 name = self._var_keyword
                 self._add_extras(wire, kwargs)
         except Unfit as no:

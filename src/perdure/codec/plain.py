@@ -243,7 +243,7 @@ def _float_from_wire(wire: Any, tagged: bool) -> Any:
 
 def _int_to_wire(value: Any, depth: int) -> Any:
     if type_of(value) is int:
-        return int_to_wire(value)
+        return value if _SAFE_MIN <= value <= _SAFE_MAX else int_to_wire(value)
     if type_of(value) is bool:  # where int is declared Python takes a bool too, and it must come back as one
         return value
     raise not_this(value, "int")

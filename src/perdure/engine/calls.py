@@ -179,13 +179,15 @@ class WaitingSet(msgspec.Struct, frozen=True):
 
 class Recorded(NamedTuple):
     """What the history says about a call that the code has not made again yet. `digest` is what its arguments are
-    compared by; `stored` their address, if they are kept. `business_key`: of an effect."""
+    compared by; `stored` their address, if they are kept. `business_key`: of an effect. `input`: the arguments
+    of a step themselves, where they stand beside the event; equal ones need no digest."""
 
     name: str
     kind: str
     digest: bytes | None
     stored: bytes | None = None
     business_key: str | None = None
+    input: bytes | None = None
 
 
 class Attempts(NamedTuple):
@@ -195,3 +197,6 @@ class Attempts(NamedTuple):
     retry_at: int = 0
     first_at: int = 0
     details: bytes | None = None
+
+
+NO_ATTEMPTS = Attempts()

@@ -22,7 +22,9 @@ from perdure.clock import MICROSECONDS, when
 from perdure.codec import Memo, ValueCodec, digest, load_exception, pack, without
 from perdure.engine import where
 from perdure.engine.calls import (
+    NO_ATTEMPTS,
     Ask,
+    Attempts,
     CallFuture,
     Cancelled,
     ChildAsk,
@@ -64,10 +66,10 @@ class Execution:
     """A run's code, its loop, and everything it has asked for and not got yet."""
 
     __slots__ = (
-        "_context", "_refusals", "_root", "beginning", "cancel_carried", "cancelled", "children", "claims",
-        "commands", "ending", "failure", "holding", "is_closing", "is_replaying", "is_unwinding", "known",
-        "log", "loop", "mailbox", "memo", "notes", "now_us", "on_interruption", "open", "outcomes_left",
-        "randomness", "run_id", "sagas", "spec", "state",
+        "_context", "_known", "_mailbox", "_randomness", "_refusals", "_root", "beginning", "cancel_carried",
+        "cancelled", "children", "claims", "commands", "ending", "failure", "holding", "is_closing", "is_replaying",
+        "is_unwinding", "log", "loop", "memo", "notes", "now_us", "on_interruption", "open", "outcomes_left",
+        "run_id", "sagas", "spec", "state",
     )  # fmt: skip
 
     def __init__(
@@ -85,7 +87,7 @@ class Execution:
         self.spec = spec
         self.run_id = run_id
         self.beginning = beginning
-        self.known = known or Known()
+        self._known = known
         self.log = log
         self.loop = DeterministicLoop(self)
         self.on_interruption = _nothing  # called in any thread: the code failed between turns
@@ -93,10 +95,11 @@ class Execution:
         self.loop.move_time(beginning.at / MICROSECONDS)
         self.memo = Memo()
         self.claims = Claims(
-            self.known.recorded, waiting, self.memo, same_manifest=same_manifest, compare_all_inputs=compare_all_inputs
-        )
-        self.randomness = Randomness(self.loop, seed=beginning.seed, chapter=beginning.chapter)
-        self.mailbox = Mailbox(beginning.carried)
+            {} if known is None else known.recorded, waiting, self.memo,
+            same_manifest=same_manifest, compare_all_inputs=compare_all_inputs,
+        )  # fmt: skip
+        self._randomness: Randomness | None = None
+        self._mailbox: Mailbox | None = None
         self.open: dict[Key, Ask] = {}
         self.holding: set[Key] = set()
         self.cancelled: set[Key] = set()
@@ -115,6 +118,33 @@ class Execution:
         self._context = contextvars.Context()
         self._root: LoopTask | None = None
         self._refusals = 0
+
+    # ── made when first wanted, which in most runs is never: thousands are in memory at once ──
+    @property
+    def known(self) -> Known:
+        """What the history says ahead of time."""
+        if self._known is None:
+            self._known = Known()
+        return self._known
+
+    def attempts_at(self, key: Key) -> Attempts:
+        """What the history says about attempts at a step."""
+        return NO_ATTEMPTS if self._known is None else self._known.attempts.get(key, NO_ATTEMPTS)
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """What was sent to the run and is not taken yet."""
+        if self._mailbox is None:
+            self._mailbox = Mailbox(self.beginning.carried)
+        return self._mailbox
+
+    @property
+    def randomness(self) -> Randomness:
+        """What the run's tasks draw."""
+        if self._randomness is None:
+            beginning = self.beginning
+            self._randomness = Randomness(self.loop, seed=beginning.seed, chapter=beginning.chapter)
+        return self._randomness
 
     # ── being driven ─────────────────────────────────────────────────────────────────────────
     def begin(self) -> None:
@@ -150,10 +180,11 @@ class Execution:
             return
         if self.outcomes_left:
             self.outcomes_left -= 1
-        self.loop.idle_callbacks = 0
+        loop = self.loop
+        loop.idle_callbacks = 0
         if at > self.now_us:
             self.now_us = at
-            self.loop.move_time(at / MICROSECONDS)
+            loop.move_time(at / MICROSECONDS)
         if self.sagas and isinstance(event, e.EffectSucceeded | e.EffectFailed | e.SectionEnded):
             self._tell_saga(event, output)
         match event:
@@ -210,8 +241,9 @@ class Execution:
         ask = self._take(event)
         if ask is None:
             return
+        codec = ask.spec.result if type(ask) is StepAsk else _codec_of(ask)
         try:
-            value = _codec_of(ask).loads(output or b"null")
+            value = codec.loads(output or b"null")
         except DecodeError as error:
             self.fail("undecodable", f"the recorded result of {ask.label} does not fit its type hint any more: {error}")
             return
@@ -244,11 +276,12 @@ class Execution:
 
     def _take(self, event: e.Keyed) -> Ask | None:
         """The call that an outcome belongs to; None if nobody is to have it."""
-        ask = self.open.pop(event.key, None)
+        ask = self.open.pop((event.task, event.n), None)
         if ask is not None:
             ask.future.ask = None  # they hold each other: no circle is left for the collector
-            if self.commands and self.commands[-1] is ask:  # replayed: it is answered before anybody looks
-                del self.commands[-1]
+            commands = self.commands
+            if commands and commands[-1] is ask:  # replayed: it is answered before anybody looks
+                del commands[-1]
             return ask
         self.holding.discard(event.key)
         if event.is_in_section:
@@ -269,10 +302,12 @@ class Execution:
         loop = self.loop
         try:
             loop.run_dry()
-            for handle in loop.pop_due():
-                loop.fire(handle)
-                loop.run_dry()
-            if self._root is not None and self._root.done() and self.failure is None:
+            if loop.timers:
+                for timer in loop.pop_due():
+                    loop.fire(timer)
+                    loop.run_dry()
+            root = self._root
+            if root is not None and root.done() and self.failure is None:
                 self._wind_up()
         except StuckTurn:
             self.fail(
@@ -403,17 +438,18 @@ class Execution:
         recorded or do not fit."""
         if self.is_closing:
             return self._refuse()
-        raw = spec.arguments.dumps(args, kwargs)
-        _, key, use = self._identify(spec.name)
+        raw, name = spec.arguments.dumps(args, kwargs), spec.name
+        key, use = self._identify(name)
+        future = self._future()
         if business_key is None:
-            ask = StepAsk(key, spec.name, use, self._future())
+            ask = StepAsk(key, name, use, future)
         else:
-            ask = EffectAsk(key, spec.name, use, self._future())
+            ask = EffectAsk(key, name, use, future)
             ask.business_key = business_key
             if undoing is not None:
                 ask.undoes, ask.revision = undoing
         ask.spec, ask.input, ask.packed = spec, raw, None
-        ask.view = _view(spec, raw, args, kwargs)
+        ask.view = None if spec.digest_view is None and not spec.ignore else _view(spec, raw, args, kwargs)
         claims = self.claims
         recorded = claims.recorded.pop(key, None) if claims.recorded else None
         ask.is_recorded = recorded is not None
@@ -421,10 +457,10 @@ class Execution:
             ask.packed = pack(raw, self.memo)
         elif (difference := claims.of_step(recorded, ask)) is not None:
             self.diverge(*difference)
-            return ask.future
+            return future
         self.open[key] = ask
         self.commands.append(ask)
-        return ask.future
+        return future
 
     def ask_effect(
         self, spec: EffectSpec, args: tuple[Any, ...], kwargs: dict[str, Any], business_key: str,
@@ -441,7 +477,7 @@ class Execution:
         """The code waits for a person's decision. The future gets the event, and the value that came with it."""
         if self.is_closing:
             return self._refuse()
-        _, key, use = self._identify(question)
+        key, use = self._identify(question)
         ask = QuestionAsk(key, question, use, self._future())
         if self._is_expected(ask, 0):
             self.open[key] = ask
@@ -463,7 +499,7 @@ class Execution:
             return ChildAsk(NO_KEY, spec.name, 0, self._refuse())
         self.check_child_id(run_id)
         raw = spec.arguments.dumps(args, kwargs)
-        _, key, use = self._identify(spec.name)
+        key, use = self._identify(spec.name)
         ask = ChildAsk(key, spec.name, use, self._future())
         ask.spec, ask.input, ask.packed, ask.on_cancel = spec, raw, pack(raw, self.memo), on_cancel
         ask.is_started = key in self.known.children
@@ -491,7 +527,7 @@ class Execution:
         """Foreign code is to be hosted outside this loop."""
         if self.is_closing:
             return self._refuse()
-        _, key, use = self._identify(name)
+        key, use = self._identify(name)
         ask = SectionAsk(key, name, use, self._future())
         ask.function, ask.args, ask.kwargs, ask.is_async, ask.result = function, args, kwargs, is_async, result
         ask.is_recorded = key in self.claims.recorded
@@ -516,7 +552,7 @@ class Execution:
             raise UsageError(
                 f"perdure.sleep({seconds!r}): a length between 0 and 100 years, in seconds or as timedelta"
             )
-        _, key, use = self._identify("sleep")
+        key, use = self._identify("sleep")
         ask = SleepAsk(key, "sleep", use, self._future())
         ask.length = round(seconds * MICROSECONDS)
         ask.deadline = self.now_us + ask.length
@@ -537,7 +573,7 @@ class Execution:
         if self.is_closing:
             await self._refuse()
         self._check_message_name(name)
-        _, key, use = self._identify(f"receive:{name}")
+        key, use = self._identify(f"receive:{name}")
         queue = self.mailbox.queue(name)
         claimed = ReceiveAsk(key, f"receive:{name}", use, self._future())
         length = round(within_seconds * MICROSECONDS)
@@ -623,21 +659,24 @@ class Execution:
         """The time of the event being delivered, UTC."""
         return when(self.now_us)
 
-    def _identify(self, name: str) -> tuple[LoopTask, Key, int]:
-        task = asyncio.current_task(self.loop)
+    def _identify(self, name: str) -> tuple[Key, int]:
+        loop = self.loop
+        task = asyncio.current_task(loop)
         if not isinstance(task, LoopTask):
             raise UsageError(f"{name} was called outside every task of the workflow: make a task for it")
-        self.loop.idle_callbacks = 0
+        loop.idle_callbacks = 0
         n = task.calls
         task.calls = n + 1
         uses = task.uses
         use = uses.get(name, 0) + 1
         uses[name] = use
-        return task, (task.path, n), use
+        return (task.path, n), use
 
     def _future(self) -> CallFuture:
-        future = CallFuture(loop=self.loop)
-        future.ordinal = self.loop.next_ordinal()
+        loop = self.loop
+        future = CallFuture(loop=loop)
+        loop.ordinal += 1
+        future.ordinal = loop.ordinal
         future.execution = self
         return future
 

@@ -116,10 +116,18 @@ class Known(msgspec.Struct, gc=False):
             self.cancelled_sections.setdefault(section, (len(self.journals.get(section, ())), at))
 
     def note_step(self, event: e.StepCompleted | e.StepFailed | e.StepStarted) -> None:
-        """Take in that a step of the workflow's own is recorded, which is most of what a history holds."""
+        """Take in that a step of the workflow's own is recorded."""
         key = (event.task, event.n)
         if key not in self.recorded:
             self.recorded[key] = _recorded_step(event)
+
+    def note_completed(self, event: e.StepCompleted, input: bytes | None) -> None:
+        """Take in a plain step's result, which is most of what a history holds. `input`: the arguments, if they stand
+        beside the event."""
+        key = (event.task, event.n)
+        if key not in self.recorded:
+            stored = event.input if event.kept else None
+            self.recorded[key] = Recorded(event.name, "step", event.view or event.input, stored, None, input)
 
     def open_effects_of(self, section: Key) -> list[Key]:
         """What a section has begun outside, and nobody knows what became of it."""

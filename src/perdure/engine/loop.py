@@ -65,9 +65,29 @@ class LoopTask(asyncio.Task[Any]):
 
 
 class LoopHandle:
-    """A callback that is ready, or a timer. Quacks like asyncio.Handle and TimerHandle."""
+    """A callback that is ready. Quacks like asyncio.Handle."""
 
-    __slots__ = ("_when", "args", "callback", "context", "is_local", "is_off", "ordinal")
+    __slots__ = ("args", "callback", "context")
+
+    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context) -> None:
+        self.callback: Callable[..., Any] | None = callback
+        self.args = args
+        self.context = context
+
+    def cancel(self) -> None:
+        self.callback, self.args = None, ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+    def get_context(self) -> contextvars.Context:
+        return self.context
+
+
+class LoopTimer(LoopHandle):
+    """A callback whose time will come. Quacks like asyncio.TimerHandle."""
+
+    __slots__ = ("_when", "is_local", "ordinal")
 
     def __init__(
         self,
@@ -77,28 +97,15 @@ class LoopHandle:
         when: float,
         ordinal: int,
     ) -> None:
-        self.callback: Callable[..., Any] | None = callback
-        self.args = args
-        self.context = context
+        super().__init__(callback, args, context)
         self._when = when
         self.ordinal = ordinal
-        self.is_off = False
         self.is_local = False
-
-    def cancel(self) -> None:
-        self.is_off = True
-        self.callback, self.args = None, ()
-
-    def cancelled(self) -> bool:
-        return self.is_off
 
     def when(self) -> float:
         return self._when
 
-    def get_context(self) -> contextvars.Context:
-        return self.context
-
-    def __lt__(self, other: LoopHandle) -> bool:
+    def __lt__(self, other: LoopTimer) -> bool:
         return (self._when, self.ordinal) < (other._when, other.ordinal)
 
 
@@ -125,15 +132,15 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
     """One run's loop. Everything that happens on it is a function of what is delivered to it, and in which order."""
 
     __slots__ = (
-        "_asyncgens", "_debug", "_exception_handler", "_is_closed", "_now", "_ordinal", "_ready", "_roots",
-        "_task_factory", "_tasks", "_tasks_before_sweep", "_thread_id", "_timers", "execution",
-        "idle_callbacks", "stop_now",
+        "_asyncgens", "_debug", "_exception_handler", "_is_closed", "_now", "_ready", "_roots",
+        "_task_factory", "_tasks", "_tasks_before_sweep", "_thread_id", "execution",
+        "idle_callbacks", "ordinal", "stop_now", "timers",
     )  # fmt: skip
 
     def __init__(self, execution: Owner) -> None:
         self._ready: deque[LoopHandle] = deque()
-        self._timers: list[LoopHandle] = []
-        self._ordinal = 0
+        self.timers: list[LoopTimer] = []  # a heap, cancelled ones among them
+        self.ordinal = 0  # of the task, future or timer made last
         self._roots = 0
         self._now = 0.0
         self._exception_handler: Callable[..., Any] | None = None
@@ -197,44 +204,43 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         ready = self._ready
         while ready and not self.stop_now:
             handle = ready.popleft()
-            if handle.is_off:
+            callback = handle.callback
+            if callback is None:
                 continue
             self.idle_callbacks += 1
             if self.idle_callbacks > CALLBACKS_WITHOUT_A_COMMAND_MAX:
                 raise StuckTurn
             try:
-                handle.context.run(handle.callback, *handle.args)  # type: ignore[arg-type]
+                handle.context.run(callback, *handle.args)
             except (KeyboardInterrupt, StuckTurn):
                 raise
             except BaseException as error:
                 self.call_exception_handler({"message": "exception in a callback", "exception": error})
 
     def next_ordinal(self) -> int:
-        self._ordinal += 1
-        return self._ordinal
+        self.ordinal += 1
+        return self.ordinal
 
     def move_time(self, seconds: float) -> None:
         """Time never goes back."""
         if seconds > self._now:
             self._now = seconds
 
-    def pop_due(self) -> list[LoopHandle]:
+    def pop_due(self) -> list[LoopTimer]:
         """Take off the timers whose time has come, earliest first. Those armed while they fire wait for their turn."""
-        due: list[LoopHandle] = []
-        if not self._timers:
-            return due
+        due: list[LoopTimer] = []
         while (handle := self._next_timer()) is not None and handle.when() <= self._now:
-            due.append(heapq.heappop(self._timers))
+            due.append(heapq.heappop(self.timers))
         return due
 
-    def fire(self, handle: LoopHandle) -> None:
+    def fire(self, timer: LoopTimer) -> None:
         """Make a timer's callback ready, unless it was cancelled meanwhile."""
-        if not handle.is_off:
-            self._ready.append(handle)
+        if not timer.cancelled():
+            self._ready.append(timer)
 
     def drop_timers(self) -> None:
         """No timer that is armed now fires any more."""
-        self._timers.clear()
+        self.timers.clear()
 
     def next_deadline(self) -> float | None:
         """When the earliest timer is due that may fire by itself; None if there is none.
@@ -244,7 +250,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         first = self._next_timer()
         if first is None or not first.is_local:
             return None if first is None else first.when()
-        own = [t for t in self._timers if not t.is_off and not t.is_local]
+        own = [t for t in self.timers if not t.cancelled() and not t.is_local]
         return min(own).when() if own else None
 
     def next_deadline_of_any(self) -> float | None:
@@ -252,9 +258,9 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         first = self._next_timer()
         return None if first is None else first.when()
 
-    def _next_timer(self) -> LoopHandle | None:
-        timers = self._timers
-        while timers and timers[0].is_off:
+    def _next_timer(self) -> LoopTimer | None:
+        timers = self.timers
+        while timers and timers[0].cancelled():
             heapq.heappop(timers)
         return timers[0] if timers else None
 
@@ -266,6 +272,8 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
     def live_tasks(self) -> list[LoopTask]:
         """Tasks that are not done, in order of creation. They are kept alive here: the collector's timing must not
         decide when a forgotten task is torn down."""
+        if not self._tasks:
+            return []
         self._tasks = {o: t for o, t in self._tasks.items() if not t.done()}
         return list(self._tasks.values())
 
@@ -304,7 +312,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         return self._now
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> Any:
-        handle = LoopHandle(callback, args, _context(context), 0.0, 0)
+        handle = LoopHandle(callback, args, contextvars.copy_context() if context is None else context)
         self._ready.append(handle)
         return handle
 
@@ -324,10 +332,10 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
 
     def _arm(
         self, when: float, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None
-    ) -> LoopHandle:
-        self._ordinal += 1
-        handle = LoopHandle(callback, args, _context(context), when, self._ordinal)
-        heapq.heappush(self._timers, handle)
+    ) -> LoopTimer:
+        self.ordinal += 1
+        handle = LoopTimer(callback, args, _context(context), when, self.ordinal)
+        heapq.heappush(self.timers, handle)
         return handle
 
     def call_soon_threadsafe(
@@ -338,12 +346,12 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         name = getattr(callback, "__qualname__", repr(callback))
         if self.execution is not None:
             self.execution.foreign_callback(f"{name} from thread {threading.current_thread().name!r}")
-        return LoopHandle(callback, args, _context(context), 0.0, 0)
+        return LoopHandle(callback, args, _context(context))
 
     def create_future(self) -> Any:
         future = LoopFuture(loop=self)
-        self._ordinal += 1
-        future.ordinal = self._ordinal
+        self.ordinal += 1
+        future.ordinal = self.ordinal
         return future
 
     def create_task(
@@ -361,8 +369,8 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
 
     def new_task(self, coro: Any, **options: Any) -> LoopTask:
         path = self._new_path()
-        self._ordinal += 1
-        ordinal = self._ordinal
+        self.ordinal += 1
+        ordinal = self.ordinal
         options.pop("loop", None)
         options.setdefault("name", f"task {path}")
         task = LoopTask(coro, path=path, ordinal=ordinal, loop=self, **options)
@@ -442,7 +450,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         """Let go of the run, too: nothing circular is left for the collector."""
         self._is_closed = True
         self._ready.clear()
-        self._timers.clear()
+        self.timers.clear()
         self._tasks.clear()
         self.execution = None
 

@@ -29,6 +29,8 @@ CHAPTER_TO_BE_PLACED = -1
 
 NO_CALLS: frozenset[Key] = frozenset()
 
+_SAY_WHAT_WAS_CALLED = (e.StepCompleted, e.StepFailed, e.AttemptFailed)
+
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """An event on its way into the history. `raw` is what the code gets when it `delivers`; `at` is set if it was
@@ -288,7 +290,7 @@ class LiveRun:
         ending = {
             entry.event.key  # of what says itself what the step was called with; a heartbeat does not
             for entry in entries
-            if isinstance(entry.event, e.StepCompleted | e.StepFailed | e.AttemptFailed)
+            if isinstance(entry.event, _SAY_WHAT_WAS_CALLED)
         }
         starts: list[Entry] = []
         for key, flight in self.flights.items():

@@ -152,10 +152,10 @@ class Past:
 
     def known(self) -> Known:
         known = Known()
-        note, rows = known.note, self.stored.rows
+        note, note_completed, rows = known.note, known.note_completed, self.stored.rows
         for index, event in enumerate(self.events):
             if type(event) is e.StepCompleted and ":" not in event.task:
-                known.note_step(event)
+                note_completed(event, rows[index].input)
                 continue
             wants = isinstance(event, e.Heartbeat) or (isinstance(event, e.Keyed) and ":" in event.task)
             note(event, rows[index].at, self.output(index) if wants else None)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from perdure.clock import MICROSECONDS, Alarm, Clock, when
 from perdure.codec import codec_for, dump_exception, pack
 from perdure.codec.exceptions import message_of
-from perdure.engine.calls import Attempts, StepAsk
+from perdure.engine.calls import NO_ATTEMPTS, Attempts, StepAsk
 from perdure.errors import EncodeError, StepTimeoutError, UsageError
 from perdure.history import events as e
 from perdure.http.classify import classify
@@ -136,7 +136,7 @@ class Performer:
     def start(self, live: LiveRun, ask: StepAsk) -> None:
         """Perform a step, going on with the attempt after the last recorded one."""
         now = self._clock.now()
-        before = live.execution.known.attempts.get(ask.key, _NO_ATTEMPTS)
+        before = live.execution.attempts_at(ask.key)
         flight = live.flights[ask.key] = Flight(self, live, ask, before, now)
         if before.retry_at > now:
             self._wait(flight, before.retry_at)
@@ -208,7 +208,10 @@ class Performer:
         """Say in the body's context whose body it is."""
         ATTEMPT.set(flight)
         NUMBER.set(number)
-        until = flight.started_at + round(flight.ask.spec.timeout_seconds * MICROSECONDS)
+        spec = flight.ask.spec
+        until = flight.deadline
+        if spec.heartbeat_timeout_seconds is not None:
+            until = flight.started_at + round(spec.timeout_seconds * MICROSECONDS)
         SENDER.set(Outgoing(flight, number, until, self._clock.now))
 
     async def _run_async(self, flight: Flight, number: int, context: contextvars.Context) -> None:
@@ -459,12 +462,12 @@ class Performer:
             return
         flight.details = packed.digest
         attempts = flight.live.execution.known.attempts
-        attempts[flight.ask.key] = attempts.get(flight.ask.key, _NO_ATTEMPTS)._replace(details=raw)
+        attempts[flight.ask.key] = attempts.get(flight.ask.key, NO_ATTEMPTS)._replace(details=raw)
         ask = flight.ask
         self._report(flight.live, e.Heartbeat(*ask.key, ask.name, ask.use, packed.digest, number), output=packed)
 
     def details(self, flight: Flight, hint: Any) -> Any:
-        known = flight.live.execution.known.attempts.get(flight.ask.key, _NO_ATTEMPTS)
+        known = flight.live.execution.attempts_at(flight.ask.key)
         return None if known.details is None else codec_for(hint).loads(known.details)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────
@@ -518,9 +521,6 @@ def _called(
         return function(*args, **kwargs)
     except StopIteration as error:
         raise RuntimeError("the step raised StopIteration") from error
-
-
-_NO_ATTEMPTS = Attempts()
 
 
 def current_attempt() -> Attempt:

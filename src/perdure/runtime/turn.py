@@ -288,7 +288,7 @@ class Turns:
         """Deliver these; lazy results that are still to be delivered stand before them in the history, and go first."""
         if live.undelivered:
             outcomes, live.undelivered = (*live.undelivered, *outcomes), ()
-        live.execution.outcomes_left = len(outcomes) + live.outcomes_under_way
+        live.execution.outcomes_left = len(outcomes) + (0 if live.under_way is None else live.outcomes_under_way)
         if outcomes:
             self.turn(live, partial(live.execution.deliver_all, outcomes), then)
         else:
@@ -435,9 +435,11 @@ class Turns:
             self.parking.load_again(live)
             return
         if execution.failure is None and execution.ending is None:
-            self._perform_all(live)
+            if execution.commands:
+                self._perform_all(live)
             if (
-                execution.is_deadlocked
+                not execution.open
+                and execution.is_deadlocked
                 and not live.held
                 and not live.has_something_to_write
                 and live.under_way is None
@@ -449,16 +451,14 @@ class Turns:
         elif execution.ending is not None:
             self.ends.end(live)
         else:
-            self.set_alarm(live)
+            if execution.loop.timers or live.alarm_at is not None:
+                self.set_alarm(live)
             if live.has_more_than_lazy or live.then or execution.state is not live.state_written:
                 self.mark(live)
 
     # ── perform ──────────────────────────────────────────────────────────────────────────────
     def _perform_all(self, live: LiveRun) -> None:
-        commands = live.execution.commands
-        if not commands:
-            return
-        live.execution.commands = []
+        commands, live.execution.commands = live.execution.commands, []
         if live.is_parked:
             live.held += tuple(commands)
         elif live.is_suspect or (live.has_lazy and not all(_is_lazy(c) for c in commands)):
