@@ -30,6 +30,11 @@ class Done(NamedTuple):
     what: str
 
 
+def environment(**more: str) -> dict[str, str]:
+    """That of the tests, in which processes find perdure and the tests."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (SOURCE, ROOT))), **more}
+
+
 class World:
     """What steps did, in order."""
 
@@ -49,17 +54,15 @@ class World:
     @contextlib.contextmanager
     def worker(self, role: str, *, life: str = "1", **options: object) -> Generator[subprocess.Popen[str]]:
         """A process of `tests.schedules.program`; killed at the end if it is still there."""
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (SOURCE, ROOT))),
-            "WORLD": str(self.path),
-            "STORE": self.store,
-            "LIFE": life,
+        settings = environment(
+            WORLD=str(self.path),
+            STORE=self.store,
+            LIFE=life,
             **{name.upper(): str(value) for name, value in options.items()},
-        }
+        )
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.schedules.program", role],
-            env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=settings, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
             yield process

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,21 +61,23 @@ class Service:
             return str(json.load(response)["choices"][0]["message"]["content"])
 
 
-@contextmanager
-def service(name: str, directory: Path, *options: str) -> Generator[Service, None, None]:
+def service(name: str, directory: Path, *options: str) -> AbstractContextManager[Service]:
     """Start a service of services.py; it ends when the block does, or when this process dies in whatever way."""
-    command = [
-        sys.executable,
-        "-I",
-        str(HERE / "services.py"),
-        name,
-        "--database",
-        str(directory / f"{name}.db"),
-        *options,
-    ]
+    program = ["-I", str(HERE / "services.py"), name, "--database", str(directory / f"{name}.db")]
+    return serving(name, directory / f"{name}.log", *program, *options)
+
+
+@contextmanager
+def serving(
+    name: str, log_file: Path, *arguments: str, environment: Mapping[str, str] = os.environ
+) -> Generator[Service, None, None]:
+    """The same for any Python program that serves as those do."""
+    command = [sys.executable, *arguments]
     with (
-        (directory / f"{name}.log").open("wb") as log,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log) as process,
+        log_file.open("wb") as log,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=dict(environment)
+        ) as process,
     ):
         assert process.stdout is not None
         assert process.stdin is not None

@@ -64,7 +64,9 @@ CREATE TABLE IF NOT EXISTS requests (
     body        TEXT NOT NULL,
     status      INTEGER,
     answer      TEXT
-)
+);
+CREATE INDEX IF NOT EXISTS by_digest ON requests (digest, ordinal);
+CREATE INDEX IF NOT EXISTS by_ordinal ON requests (ordinal);
 """
 
 
@@ -73,7 +75,7 @@ class Records:
 
     def __init__(self, database: sqlite3.Connection, lock: threading.RLock) -> None:
         self._database, self._lock = database, lock
-        database.execute(RECORDS_SCHEMA)
+        database.executescript(RECORDS_SCHEMA)
 
     def received(self, caller: str, method: str, path: str, key: str | None, body: str) -> tuple[int, int, bool]:
         """Number and ordinal of a request that just arrived, and whether it was sent before."""
@@ -206,6 +208,7 @@ def handler_for(service: Service) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         timeout = 60
+        disable_nagle_algorithm = True  # head and body are two writes: on a connection that is kept, the second waits
 
         def do_GET(self) -> None:
             if self.path in {"/records", "/records?unanswered=1"}:

@@ -1,6 +1,6 @@
-"""A shop's order service over public data: users, orders, products. A refusal changes nothing.
+"""A shop over public data: users, orders, products, and the tools that read and change them. `service.py` serves it.
 
-`changes()` is what differs from the start. Writes come with an operation's id; `books` says which were carried out.
+A refusal changes nothing. `changes()` is what differs from the start.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,11 +28,10 @@ def load(name: str) -> Any:
 
 
 class Table:
-    """Records that are copied when somebody first looks at them."""
+    """Records that are copied when somebody first looks at them. `touched` are those that were, or differ already."""
 
-    def __init__(self, start: dict[str, Record], noun: str) -> None:
-        self.start, self._noun = start, noun
-        self.touched: dict[str, Record] = {}
+    def __init__(self, start: Mapping[str, Record], touched: dict[str, Record], noun: str) -> None:
+        self.start, self.touched, self._noun = start, touched, noun
 
     def get(self, id: str) -> Record:
         if id not in self.start:
@@ -42,30 +41,30 @@ class Table:
         return self.touched[id]
 
 
-class OrderService:
-    """See above."""
+class Start:
+    """What every shop begins with."""
 
-    def __init__(self, users: dict[str, Record], orders: dict[str, Record], products: dict[str, Record]) -> None:
-        self.users, self.orders = Table(users, "user"), Table(orders, "order")
-        self.products = products
-        self.books: dict[str, str] = {}
-        self.received: list[tuple[str, str]] = []
+    def __init__(self) -> None:
+        self.users: dict[str, Record] = load("users")
+        self.orders: dict[str, Record] = load("orders")
+        self.products: dict[str, Record] = load("products")
 
-    # ── the tools ────────────────────────────────────────────────────────────────────────────
-    def read(self, tool: str, args: Record) -> str:
-        return json.dumps(READS[tool](self, **args))
 
-    def write(self, operation: str, tool: str, args: Record) -> str:
-        """Carry a change out, whatever was carried out under this id before."""
-        self.received.append((operation, tool))
-        WRITES[tool](self, **args)
-        self.books[operation] = f"{tool} done"
-        return self.books[operation]
+class Shop:
+    """The records of one shop, and its tools. `users` and `orders` are those that differ from the start."""
+
+    def __init__(self, start: Start, users: dict[str, Record], orders: dict[str, Record]) -> None:
+        self.users, self.orders = Table(start.users, users, "user"), Table(start.orders, orders, "order")
+        self.products = start.products
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        return {"users": self.users, "orders": self.orders}
 
     def changes(self) -> dict[tuple[str, ...], Any]:
         """Every place that differs from the start: its path, and what is there now."""
         found: dict[tuple[str, ...], Any] = {}
-        for name, table in (("users", self.users), ("orders", self.orders)):
+        for name, table in self.tables.items():
             for key, record in table.touched.items():
                 _compare(table.start[key], record, (name, key), found)
         return found
@@ -235,21 +234,21 @@ def _compare(start: Any, now: Any, path: tuple[str, ...], found: dict[tuple[str,
 
 
 READS: dict[str, Callable[..., Any]] = {
-    "find_user_id_by_email": OrderService.user_by_email,
-    "find_user_id_by_name_zip": OrderService.user_by_name,
-    "get_user_details": OrderService.user,
-    "get_order_details": OrderService.order,
-    "get_product_details": OrderService.product,
-    "list_all_product_types": OrderService.product_types,
-    "calculate": OrderService.calculate,
-    "transfer_to_human_agents": OrderService.transfer,
+    "find_user_id_by_email": Shop.user_by_email,
+    "find_user_id_by_name_zip": Shop.user_by_name,
+    "get_user_details": Shop.user,
+    "get_order_details": Shop.order,
+    "get_product_details": Shop.product,
+    "list_all_product_types": Shop.product_types,
+    "calculate": Shop.calculate,
+    "transfer_to_human_agents": Shop.transfer,
 }
 WRITES: dict[str, Callable[..., None]] = {
-    "cancel_pending_order": OrderService.cancel,
-    "modify_pending_order_items": OrderService.modify_items,
-    "modify_pending_order_payment": OrderService.modify_payment,
-    "modify_pending_order_address": OrderService.modify_order_address,
-    "modify_user_address": OrderService.modify_user_address,
-    "return_delivered_order_items": OrderService.give_back,
-    "exchange_delivered_order_items": OrderService.exchange,
+    "cancel_pending_order": Shop.cancel,
+    "modify_pending_order_items": Shop.modify_items,
+    "modify_pending_order_payment": Shop.modify_payment,
+    "modify_pending_order_address": Shop.modify_order_address,
+    "modify_user_address": Shop.modify_user_address,
+    "return_delivered_order_items": Shop.give_back,
+    "exchange_delivered_order_items": Shop.exchange,
 }
