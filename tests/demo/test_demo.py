@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,10 @@ def test_the_demo_keeps_what_it_promises(tmp_path: Path, capsys: pytest.CaptureF
     assert table_in(shown) == table_in(readme), "README shows what the demo prints"
     assert "$ perdure inbox settle claims-1 --succeeded --value 6" in shown
     assert (folder / "timeline.svg").exists()
-    assert f"--store {folder / 'perdure.db'}" in shown
+    (history,) = [line.removeprefix("history") for line in shown.splitlines() if line.startswith("history")]
+    done = subprocess.run(shlex.split(history), env=environment(), capture_output=True, text=True, check=True)
+    assert "0/payout#2" in done.stdout
+    assert "settled: succeeded by ann it is in their books" in " ".join(done.stdout.split())
 
 
 def test_an_agent_that_pays_twice_is_told_and_the_demo_fails(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -122,6 +123,14 @@ def worker(number: int, agent: Path, directory: Path, environment: Mapping[str, 
     finally:
         process.kill()
         process.wait()
+
+
+def command_here() -> str:
+    """How `perdure` is called in the shell that called us: the virtual environment may not be on its path."""
+    if shutil.which("perdure"):
+        return "perdure"
+    beside = Path(sys.executable).with_name("perdure")
+    return shlex.quote(str(beside)) if beside.exists() else f"{shlex.quote(sys.executable)} -m perdure"
 
 
 @dataclass(frozen=True)

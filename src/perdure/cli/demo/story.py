@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from perdure.cli.demo.figures import PERSON, Figure, Kill, Sending, Story, figures, steps_of, table
-from perdure.cli.demo.processes import AGENT, CLAIMS, examples
+from perdure.cli.demo.processes import AGENT, CLAIMS, command_here, examples
 from perdure.cli.demo.stage import DemoFailedError, Stage
 from perdure.cli.demo.timeline import draw
 
@@ -139,6 +139,6 @@ def tell(story: Story, rows: Sequence[Figure], directory: Path) -> None:
     if story.other_plan is not None:
         print(f"asked again  {story.other_plan}")
     print(f"timeline     {picture}")
-    print(f"history      perdure runs show {RUN} --store {shlex.quote(str(directory / 'perdure.db'))}")
+    print(f"history      {command_here()} runs show {RUN} --store {shlex.quote(str(directory / 'perdure.db'))}")
     if broken := [row.what for row in rows if not row.kept]:
         print(f"\nperdure demo: not as promised: {'; '.join(broken)}")
