@@ -88,7 +88,8 @@ def test_the_inbox_shows_what_was_sent_and_what_each_choice_does(storm: Terminal
         "    --retry       it did not happen, and is sent again\n",
     ):
         assert line in text, text
-    assert text.endswith("perdure inbox settle RUN, and one of the choices\n")
+    assert text.endswith("\n\nof an effect say what became of it: perdure inbox settle RUN, and one of the choices\n")
+    assert "inbox unblock" not in text, "which would be refused"
     (entry,) = json.loads(storm.here("inbox", "list", "--json").stdout)
     assert (entry["operation"]["status"], entry["sent"]) == ("unknown", {"letter": "a", "pages": 3})
 

@@ -34,11 +34,11 @@ def list_entries(store: StoreOption = None, json: JsonOption = False) -> ExitCod
         print_json([_json(entry) for entry in entries])
     else:
         print_entries(entries)
-        if entries:
+        if any(entry.operation is None for entry in entries):
             print("decide with: perdure inbox unblock RUN, and one of the choices")
-            if any(entry.operation is not None for entry in entries):
-                print("of an effect say what became of it: perdure inbox settle RUN, and one of the choices")
-        else:
+        if any(entry.operation is not None for entry in entries):
+            print("of an effect say what became of it: perdure inbox settle RUN, and one of the choices")
+        if not entries:
             print("nothing waits for a person", file=sys.stderr)
     return ExitCode.OK
 
