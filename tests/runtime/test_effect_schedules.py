@@ -293,6 +293,55 @@ def test_a_late_answer_settles_what_a_person_is_asked_about() -> None:
     run_async(main())
 
 
+LOOKED: list[str] = []
+
+
+@effect(downstream=CanLookUp(settle_after=0), timeout=0.3, retry=QUICK)
+def pay_out_of_time(order: str) -> str:
+    if perdure.operation().attempt == 1:
+        GATES[0].thread_released.wait(20)
+        raise ConnectionResetError("the connection went away")
+    return str(request())
+
+
+@pay_out_of_time.key
+def _(order: str) -> str:
+    return order
+
+
+@pay_out_of_time.lookup
+def _(op: Operation) -> NotFound:
+    LOOKED.append(op.id)
+    return NotFound()
+
+
+@workflow
+async def pays_out_of_time() -> str:
+    return await pay_out_of_time.call("o")
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_nothing_is_sent_again_while_a_thread_of_ours_may_still_send(ends: bool) -> None:
+    """What a look-up says before that thread has ended proves nothing; if it does not end, a person is asked."""
+    LOOKED.clear()
+
+    async def main() -> None:
+        async with on_one_store(grace=0.05)(pays_out_of_time) as runtime:
+            run = await runtime.start(pays_out_of_time.call(), id="r")
+            await eventually(lambda: len(LOOKED) == 2)
+            if ends:
+                GATES[0].thread_released.set()
+                assert await run.result(timeout=20) == "receipt 1"
+                assert len(LOOKED) > 2, "asked once more, after it had ended"
+            else:
+                assert "still runs in a thread here" in (await blocked(run)).hint
+                assert SENT == []
+
+    run_async(main())
+    GATES[0].thread_released.set()
+    assert [attempt for _, attempt in SENT] == ([2] if ends else [])
+
+
 @workflow
 async def pays_in_a_thread_and_waits() -> str:
     try:

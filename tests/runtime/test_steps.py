@@ -846,3 +846,40 @@ def test_a_cancelled_step_gives_its_place_to_one_that_waits() -> None:
             assert await run.result(timeout=10) == "second"
 
     run_async(main())
+
+
+# ── threads that outlive their attempt ──────────────────────────────────────────────────────
+
+SECOND_BEGAN, FIRST_HAS_SPOKEN = threading.Event(), threading.Event()
+FIRST: list[Any] = []
+
+
+@step(timeout=0.2, retry=Retry(max_attempts=2, first_delay=0))
+def outlives_its_attempt() -> Any:
+    if perdure.attempt().number == 1:
+        began = perdure.attempt().started_at
+        SECOND_BEGAN.wait(20)
+        FIRST.extend([perdure.attempt().number, perdure.attempt().started_at == began])
+        perdure.heartbeat("from the first")
+        FIRST_HAS_SPOKEN.set()
+        return "the first"
+    SECOND_BEGAN.set()
+    FIRST_HAS_SPOKEN.wait(20)
+    perdure.heartbeat()
+    return [perdure.attempt().number, perdure.last_heartbeat()]
+
+
+@workflow
+async def outlived() -> Any:
+    return await outlives_its_attempt.call()
+
+
+def test_a_thread_that_outlives_its_attempt_speaks_for_no_other() -> None:
+    async def main() -> None:
+        async with on_one_store()(outlived) as runtime:
+            run = await runtime.start(outlived.call(), id="r")
+            assert await run.result(timeout=20) == [2, None]
+            assert FIRST == [1, True]
+            assert "step.heartbeat" not in await kinds(run)
+
+    run_async(main())

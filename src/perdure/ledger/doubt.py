@@ -30,7 +30,8 @@ class Look(NamedTuple):
 class Doubt(NamedTuple):
     """What is known of an effect in doubt.
 
-    `since`: when the doubt arose. `is_suspicion`: it was taken over from a process that may be alive. `may_send_again`:
+    `since`: when the doubt arose, or the last of our own threads ended that was sending it. `is_suspicion`: another
+    process sent it, and may be alive. `may_send_again`:
     there is an attempt left. `wants_person`: the effect said itself that only a person can tell. Microseconds since
     the epoch.
     """
@@ -105,7 +106,7 @@ def _look(doubt: Doubt, now: int) -> Move:
 def _believe(doubt: Doubt) -> Move:
     if doubt.is_suspicion:
         return AskPerson(
-            "the other side does not know it; but the process that sent it was only taken for dead, and may still send"
+            "the other side does not know it; but the process that sent it is not proven dead, and may still send"
         )
     return NothingHappened()
 

@@ -78,8 +78,8 @@ class Outgoing(msgspec.Struct):
 ATTEMPT: ContextVar[HasAttempt | None] = ContextVar("perdure_attempt", default=None)
 """Set in the context of a step's body, and nowhere else."""
 
-NUMBER: ContextVar[int] = ContextVar("perdure_attempt_number", default=0)
-"""Which attempt of an effect the body is: a thread that was given up for lost runs on beside the next one."""
+WHICH: ContextVar[tuple[int, int]] = ContextVar("perdure_which_attempt", default=(0, 0))
+"""Which attempt the body is, and when it began: a thread that was given up for lost runs on beside the next one."""
 
 JOURNAL: ContextVar[Any] = ContextVar("perdure_journal", default=None)
 """Set in the context of hosted foreign code: the journal that answers its calls."""

@@ -28,7 +28,7 @@ from perdure.ledger import (
     quiet_until,
 )
 from perdure.runtime.attempt import ATTEMPT
-from perdure.runtime.effects import EffectFlight
+from perdure.runtime.effects import HELD_LOOK_MICROSECONDS, EffectFlight
 from perdure.runtime.live import LiveRun
 from perdure.runtime.performer import PUT_OFF_MICROSECONDS
 from perdure.runtime.retrying import Again
@@ -112,9 +112,10 @@ class Doubts:
             self._effects.wait(flight, quiet, self.go_on)
             return
         how = "was taken for dead" if standing.suspected_at else "died" if standing.is_proven_dead else "was stopped"
+        may_still_send = bool(standing.suspected_at) or (standing.was_left and not flight.spec.is_async)
         self.lost(
             flight, f"the process that sent attempt {standing.attempt} {how} before it noted an answer",
-            again=Again(now), counts=False, by_suspicion=bool(standing.suspected_at),
+            again=Again(now), counts=False, by_suspicion=may_still_send,
         )  # fmt: skip
 
     def resolve(self, flight: EffectFlight) -> None:
@@ -129,6 +130,8 @@ class Doubts:
                 self._look_up(flight)
             case WaitUntil(at):
                 self._effects.wait(flight, at, self.resolve)
+            case NothingHappened() if self._turns.performer.is_in_thread(flight.live, flight.ask.key):
+                self._wait_for_thread(flight, now)
             case NothingHappened():
                 self._nothing_happened(flight, now)
             case AskPerson(why):
@@ -137,11 +140,22 @@ class Doubts:
     def _doubt(self, flight: EffectFlight) -> Doubt:
         spec, standing = flight.spec, flight.standing
         doubt = standing.doubt or e.EffectInDoubt("", 0, "")
+        since = max(standing.doubt_at, flight.ended_at)
         settle = spec.downstream.settle_after_seconds if isinstance(spec.downstream, CanLookUp) else 0
         return Doubt(
-            spec.downstream.kind, spec.lookup is not None, standing.doubt_at, round(settle * MICROSECONDS),
+            spec.downstream.kind, spec.lookup is not None, since, round(settle * MICROSECONDS),
             doubt.by_suspicion, standing.retry_at > 0, doubt.wants_person, standing.looks,
         )  # fmt: skip
+
+    def _wait_for_thread(self, flight: EffectFlight, now: int) -> None:
+        """The other side does not know it, and a thread of ours that has timed out may still send it. What was said
+        before that thread ended proves nothing."""
+        patience_until = flight.standing.looks[-1].at + round(flight.spec.timeout_seconds * MICROSECONDS)
+        if now < patience_until:
+            self._effects.wait(flight, min(patience_until, now + HELD_LOOK_MICROSECONDS), self.resolve)
+        else:
+            why = "the other side does not know it; but its body still runs in a thread here, and may still send"
+            self._ask_person(flight, why)
 
     def _nothing_happened(self, flight: EffectFlight, now: int) -> None:
         standing, why = flight.standing, "looked up twice: the other side does not know it"

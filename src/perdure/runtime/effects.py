@@ -50,7 +50,7 @@ from perdure.ledger import (
     operation_id,
     prepare,
 )
-from perdure.runtime.attempt import NUMBER
+from perdure.runtime.attempt import WHICH
 from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.operation import Operation
 from perdure.runtime.performer import PUT_OFF_MICROSECONDS, Flight, Performer
@@ -105,7 +105,7 @@ class EffectFlight(Flight):
 
     def operation(self) -> Operation:
         """What the body of an attempt gets: one and the same however often it asks."""
-        number = NUMBER.get() or self.number
+        number = WHICH.get()[0] or self.number
         if number not in self.operations:
             self.operations[number] = self.operation_of(self.effects.noter(self), number)
         return self.operations[number]

@@ -12,6 +12,7 @@ import contextvars
 import inspect
 import logging
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,7 +26,7 @@ from perdure.errors import EncodeError, StepTimeoutError, UsageError
 from perdure.history import events as e
 from perdure.http.classify import classify
 from perdure.http.sender import SENDER
-from perdure.runtime.attempt import ATTEMPT, JOURNAL, NUMBER, Attempt, Outgoing
+from perdure.runtime.attempt import ATTEMPT, JOURNAL, WHICH, Attempt, Outgoing
 from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.retrying import Again, next_attempt
 from perdure.runtime.threads import DaemonThreads
@@ -54,7 +55,7 @@ class Flight:
     """A step under way."""
 
     __slots__ = (
-        "airborne", "alarm", "ask", "beat_at", "deadline", "details", "first_at", "handler", "is_over",
+        "airborne", "alarm", "ask", "beat_at", "deadline", "details", "ended_at", "first_at", "handler", "is_over",
         "is_start_recorded", "live", "number", "performer", "started_at", "task",
     )  # fmt: skip
 
@@ -72,13 +73,15 @@ class Flight:
         self.alarm: Alarm | None = None
         self.task: asyncio.Future[Any] | None = None
         self.started_at = self.beat_at = self.deadline = now
+        self.ended_at = 0
 
     def attempt(self) -> Attempt:
-        """What the body can ask about itself."""
-        ask, live, performer, number = self.ask, self.live, self.performer, self.number
+        """What the body can ask about itself: also one that was given up for lost, beside the next one."""
+        ask, live, performer = self.ask, self.live, self.performer
+        number, started_at = WHICH.get() if WHICH.get()[0] else (self.number, self.started_at)
         return Attempt(
             live.run_id, live.info.workflow, ask.name, ask.label, number, ask.spec.retry.max_attempts,
-            when(self.started_at),
+            when(started_at),
             lambda details: performer.beat(self, number, details),
             lambda hint: performer.details(self, hint), performer.provided,
         )  # fmt: skip
@@ -123,6 +126,8 @@ class Performer:
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._threads = DaemonThreads(threads_max, "perdure-step")
+        self._lock = threading.Lock()
+        self._bodies: dict[tuple[int, tuple[str, int]], int] = {}
         self._running: dict[Flight, None] = {}  # no set: what times out in the same moment is in the order of its start
         self._queue: deque[Flight] = deque()
         self._alarm: Alarm | None = None
@@ -207,7 +212,7 @@ class Performer:
     def _enter(self, flight: Flight, number: int) -> None:
         """Say in the body's context whose body it is."""
         ATTEMPT.set(flight)
-        NUMBER.set(number)
+        WHICH.set((number, flight.started_at))
         spec = flight.ask.spec
         until = flight.deadline
         if spec.heartbeat_timeout_seconds is not None:
@@ -244,9 +249,12 @@ class Performer:
             args, kwargs = ask.spec.arguments.loads(ask.input)
             self._enter(flight, number)
             inside, function = contextvars.copy_context(), self.around(flight, ask.spec.function)
-            value = await self._loop.run_in_executor(
-                self._threads, lambda: inside.run(_called, self.may_begin, function, args, kwargs)
-            )
+
+            def body() -> Any:
+                return inside.run(_called, self.may_begin, function, args, kwargs)
+
+            watched = body if flight.handler is None else partial(self._watched, flight, number, body)
+            value = await self._loop.run_in_executor(self._threads, watched)
         except _NotNow:
             self._put_off(flight, number)
         except asyncio.CancelledError:
@@ -262,6 +270,27 @@ class Performer:
             self._failed(flight, number, error)
         else:
             self._returned(flight, number, value)
+
+    def _watched(self, flight: Flight, number: int, body: Callable[[], Any]) -> Any:
+        """The body of an effect, in its thread. It cannot be stopped, and so it is known as long as it runs; one that
+        has timed out before there was a thread for it does not begin."""
+        call = (flight.live.rid, flight.ask.key)
+        with self._lock:
+            self._bodies[call] = self._bodies.get(call, 0) + 1
+        try:
+            if number != flight.airborne:
+                raise _NotNow
+            return body()
+        finally:
+            with self._lock:
+                self._bodies[call] -= 1
+                if not self._bodies[call]:
+                    del self._bodies[call]
+            flight.ended_at = self._clock.now()
+
+    def is_in_thread(self, live: LiveRun, key: tuple[str, int]) -> bool:
+        """Whether some attempt at an effect is running in a thread of this process, given up for lost or not."""
+        return (live.rid, key) in self._bodies
 
     def _put_off(self, flight: Flight, number: int) -> None:
         """The body was not called: this worker may be taken for dead, and its runs be another's. Look again a little
