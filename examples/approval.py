@@ -1,24 +1,16 @@
-"""A person decides: the run shows what it asks, waits without a process, and goes on when the answer is there.
+"""A person decides about exactly one call: the run asks, waits without a process, and goes on when the answer is there.
 
     python examples/approval.py ask          starts the run, and leaves
     python examples/approval.py show         what is asked
-    python examples/approval.py answer yes   answers, and lets the run finish
+    python examples/approval.py yes | no     decides, and lets the run finish
 """
 
 import asyncio
 import sys
-from dataclasses import dataclass
 from datetime import timedelta
 
 import perdure
-from perdure import Client, Runtime, step, workflow
-
-
-@dataclass(frozen=True)
-class Answer:
-    question: str
-    approved: bool
-    by: str
+from perdure import Client, Idempotent, Runtime, effect, step, workflow
 
 
 @step
@@ -26,49 +18,49 @@ async def draft(topic: str) -> str:
     return f"an essay about {topic}"
 
 
-@step
+@effect(downstream=Idempotent(), reversible=False)
 async def publish(text: str) -> str:
     print(f"published: {text}")
     return "published"
 
 
-@workflow(receives={"answer": Answer})
+@publish.key
+def _(text: str) -> str:
+    return text
+
+
+@workflow
 async def essay(topic: str) -> str:
     text = await draft(topic)
-    question = str(perdure.uuid4())
-    perdure.set_state({"question": question, "text": text})
-    while True:
-        try:
-            answer = await perdure.receive("answer", Answer, within=timedelta(days=3))
-        except TimeoutError:
-            return "nobody answered"
-        if answer.question == question:  # one to an earlier question, perhaps
-            break
-    perdure.set_state(None)
-    return await publish(text) if answer.approved else f"dropped by {answer.by}"
+    try:
+        return await perdure.with_approval(publish.call(text), by={"Ada"}, within=timedelta(days=3))
+    except perdure.Rejected as no:
+        return f"dropped by {no.by}: {no.comment}"
+    except perdure.ApprovalExpired:
+        return "nobody decided"
 
 
 async def ask() -> None:
     async with Runtime(workflows=[essay]) as runtime:
-        run = await runtime.start(essay.call("tea"), id="essay")
-        while await run.state() is None:
-            await asyncio.sleep(0.01)
+        await runtime.start(essay.call("tea"), id="essay")
+        await runtime.drain()
     print("asked; nothing runs now")
 
 
 async def show() -> None:
-    async with Client(workflows=[essay]) as client:
-        run = await client.get("essay")
-        state = await run.state()
-        print(f"{await run.status()}: publish {state['text']!r}?")
+    async with Client() as client:
+        (it,) = await client.requests(run="essay", status="pending")
+        print(f"{it.subject}({it.arguments['text']!r})? {', '.join(it.approvers)} may say")
 
 
-async def answer(said: str) -> None:
+async def decide(choice: str) -> None:
     async with Runtime(workflows=[essay]) as runtime:
-        run = await runtime.get("essay")
-        state = await run.state()
-        await run.send("answer", Answer(state["question"], approved=said == "yes", by="Ada"))
-        print(await run.result())
+        (it,) = await runtime.requests(run="essay", status="pending")
+        if choice == "yes":
+            await runtime.approve(it.id, hash=it.hash, by="Ada")
+        else:
+            await runtime.reject(it.id, hash=it.hash, by="Ada", comment="too short")
+        print(await (await runtime.get("essay")).result())
 
 
 if __name__ == "__main__":
@@ -77,7 +69,7 @@ if __name__ == "__main__":
             asyncio.run(ask())
         case ["show"]:
             asyncio.run(show())
-        case ["answer", said]:
-            asyncio.run(answer(said))
+        case ["yes" | "no" as choice]:
+            asyncio.run(decide(choice))
         case _:
             sys.exit(__doc__)

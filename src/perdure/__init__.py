@@ -12,6 +12,7 @@ _is_collecting = _gc.isenabled()
 _gc.disable()  # the classes that an import makes stay; looking for garbage among them is a seventh of its time
 try:
     from perdure import http, sync
+    from perdure.api.approving import ask, with_approval
     from perdure.api.client import Client, HistoryEvent, Run, RunSummary
     from perdure.api.effect import effect, operation, outbox, transaction
     from perdure.api.inside import (
@@ -42,6 +43,8 @@ try:
     from perdure.api.script import run
     from perdure.api.workflow import step, workflow
     from perdure.errors import (
+        ApprovalExpired,
+        DecisionRefused,
         DeclarationError,
         DecodeError,
         DuplicateOperation,
@@ -54,6 +57,7 @@ try:
         OperationNotInDoubt,
         OperationOpen,
         PerdureError,
+        Rejected,
         Retryable,
         RunBlockedError,
         RunCancelledError,
@@ -77,10 +81,12 @@ finally:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApprovalExpired",
     "CanLookUp",
     "Child",
     "Client",
     "CurrentRun",
+    "DecisionRefused",
     "DeclarationError",
     "DecodeError",
     "DuplicateOperation",
@@ -100,6 +106,7 @@ __all__ = [
     "OperationOpen",
     "OutboxMessage",
     "PerdureError",
+    "Rejected",
     "Retry",
     "Retryable",
     "Run",
@@ -117,6 +124,7 @@ __all__ = [
     "Unsure",
     "UsageError",
     "Worker",
+    "ask",
     "attempt",
     "continue_as_new",
     "current_run",
@@ -147,5 +155,6 @@ __all__ = [
     "transaction",
     "use",
     "uuid4",
+    "with_approval",
     "workflow",
 ]

@@ -18,6 +18,9 @@
     │   ├── OperationConflict        another request under the id of an effect that may have happened
     │   ├── OperationOpen            an effect may have happened, so the run cannot be ended by force
     │   ├── OperationNotInDoubt      a decision about an effect that needs none
+    │   ├── DecisionRefused          a decision about a request that changes nothing, and why
+    │   ├── Rejected                 a person has rejected what was to be approved
+    │   ├── ApprovalExpired          nobody has approved in time, or it was too late to begin
     │   └── StepError                a step failed with an exception that is not rebuilt by class
     │       └── StepTimeoutError         an attempt took longer than its timeout
     ├── HistoryError             what was recorded and what happens now do not agree
@@ -176,6 +179,33 @@ class OperationOpen(OperationError):
 class OperationNotInDoubt(OperationError):
     """A person decided about an effect that is not in doubt: it never was, or its outcome is known, or somebody decided
     already. Nothing was changed."""
+
+
+class DecisionRefused(RunError):
+    """A decision that changes nothing. `approval_id` names the request, `why` is one of wrong_hash, decided, expired,
+    withdrawn, lapsed, wrong_kind, not_an_approver, decided_already, delegated."""
+
+    def __init__(self, message: str, approval_id: str = "", why: str = "") -> None:
+        super().__init__(message)
+        self.approval_id, self.why = approval_id, why
+
+
+class Rejected(RunError):
+    """A person has rejected what was to be approved: nothing of it happened. `by` is who, `role` what they acted as,
+    `comment` what they said."""
+
+    def __init__(self, message: str, by: str = "", comment: str = "", role: str = "", approval_id: str = "") -> None:
+        super().__init__(message)
+        self.by, self.comment, self.role, self.approval_id = by, comment, role, approval_id
+
+
+class ApprovalExpired(RunError, TimeoutError):
+    """Nobody has decided in time; or the approval was given in time, and it was too late to begin. Nothing of what was
+    to be approved happened. Ask again if it is still wanted."""
+
+    def __init__(self, message: str, approval_id: str = "") -> None:
+        super().__init__(message)
+        self.approval_id = approval_id
 
 
 class StepError(RunError):

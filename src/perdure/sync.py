@@ -1,4 +1,5 @@
-"""Blocking waits for `def` workflows and hosted code: `perdure.sync.sleep(days=2)`, `perdure.sync.receive("reply")`.
+"""Blocking waits for `def` workflows and hosted code: `perdure.sync.sleep(days=2)`, `perdure.sync.receive("reply")`,
+`perdure.sync.with_approval(...)`, `perdure.sync.ask(...)`.
 
 A wait of more than ten seconds gives its thread back: the function is unwound by a BaseException (`finally` blocks run;
 durable calls in them are refused) and runs again from its start when the wait is over, answered from the record.
@@ -8,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, overload
 
+from perdure.api.approving import Approvers, Said, answer_of, approval_of, approved_call, question_of
 from perdure.api.calls import Call
 from perdure.api.inside import _journal, _length, child_call  # pyright: ignore[reportPrivateUsage]
 from perdure.codec import codec_for
@@ -78,6 +80,45 @@ def sleep(
     journal = _here("sleep")
     length = _length(duration, timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds))
     journal.wait(journal.sleep(length))
+
+
+def with_approval(
+    call: Call[T],
+    *,
+    by: Approvers,
+    quorum: int = 1,
+    within: timedelta | float | None = None,
+    note: str = "",
+    recheck: bool = True,
+) -> T:
+    """Ask people for exactly this call, wait, make it, and give its result; see `perdure.with_approval`.
+
+    >>> receipt = perdure.sync.with_approval(refund.call(order, 4200), by={"supervisor"})  # doctest: +SKIP
+    """
+    journal = _here("with_approval")
+    asked = approval_of(call, by=by, quorum=quorum, within=within, note=note, recheck=recheck)
+    said = Said(*journal.wait(journal.ask_people(asked.request, codec_for(Any))))
+    return cast(T, journal.wait(approved_call(journal, asked, said)))
+
+
+@overload
+def ask(
+    question: str, *, subject: Any = None, type: type[T], by: Approvers = (), within: timedelta | float | None = None,
+    note: str = "",
+) -> T: ...  # fmt: skip
+@overload
+def ask(
+    question: str, *, subject: Any = None, type: None = None, by: Approvers = (),
+    within: timedelta | float | None = None, note: str = "",
+) -> Any: ...  # fmt: skip
+def ask(
+    question: str, *, subject: Any = None, type: Any = None, by: Approvers = (),
+    within: timedelta | float | None = None, note: str = "",
+) -> Any:  # fmt: skip
+    """Ask people something, wait for the answer, and give it; see `perdure.ask`."""
+    journal, codec = _here("ask"), codec_for(Any if type is None else type)
+    request = question_of(question, subject=subject, type=type, by=by, within=within, note=note)
+    return answer_of(Said(*journal.wait(journal.ask_people(request, codec))), request, codec)
 
 
 def receive(name: str, type: type[T] | None = None, *, within: timedelta | float | None = None) -> T:

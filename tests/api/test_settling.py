@@ -253,7 +253,7 @@ def test_nothing_inside_a_run_can_settle(tmp_path: Any) -> None:
 
     asyncio.run(scenario())
     assert set(SAID) == {"step", "def step", "workflow"}
-    assert all("what became of an effect a person says" in said for said in SAID.values()), SAID
+    assert all("that is a person's to say" in said for said in SAID.values()), SAID
 
 
 # ── a success without a result ──────────────────────────────────────────────────────────────

@@ -31,8 +31,8 @@ PRINTS = {
         finished earlier: I have multiply: 51 and add: 20.
     """,
     "approval.py ask": "asked; nothing runs now",
-    "approval.py show": "waiting: publish 'an essay about tea'?",
-    "approval.py answer yes": """
+    "approval.py show": "publish('an essay about tea')? Ada may say",
+    "approval.py yes": """
         published: an essay about tea
         published
     """,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perdure.codec import codec_for, dump_exception, load_exception, pack
-from perdure.engine.calls import Ask, Cancelled, ChildAsk, StepAsk, Waiting
+from perdure.engine.calls import Ask, Cancelled, ChildAsk, Overdue, StepAsk, Waiting
 from perdure.engine.chapters import Beginning, Completed, Failed, NextChapter, WasCancelled
 from perdure.engine.execution import Execution
 from perdure.engine.known import Known
@@ -93,6 +93,8 @@ class Driver:
         """See to what the code asked for: steps start, children are recorded as started, cancellations as such."""
         commands, self.execution.commands = self.execution.commands, []
         for command in commands:
+            if isinstance(command, Overdue):
+                continue  # nobody is asked here
             if isinstance(command, Cancelled):
                 ask = command.ask
                 self._record(e.CallCancelled(*ask.key, ask.name, ask.use))

@@ -305,6 +305,48 @@ async def pays(route: str) -> int:
     return await PAYING[route].call("claim-7", 1250)
 
 
+# ── what people have to approve ─────────────────────────────────────────────────────────────
+
+
+def pay_out(order: str, cents: int) -> str:
+    did(f"paid {order} {cents}")
+    if os.environ.get("DIES") == "after paying":
+        die()
+    return f"paid {cents}"
+
+
+@effect(downstream=CanLookUp(), timeout=1)
+async def found_again(order: str, cents: int) -> str:
+    return pay_out(order, cents)
+
+
+@found_again.key
+def _(order: str, cents: int) -> str:
+    return order
+
+
+@found_again.lookup
+async def _(op: Operation) -> Found[str] | NotFound:
+    order, cents = op.arguments["order"], op.arguments["cents"]
+    return Found(f"paid {cents}") if has_been_done(f"paid {order} {cents}") else NotFound()
+
+
+@effect(downstream=NoGuarantee(), timeout=1)
+async def never_known(order: str, cents: int) -> str:
+    return pay_out(order, cents)
+
+
+@never_known.key
+def _(order: str, cents: int) -> str:
+    return order
+
+
+@workflow
+async def asks_first(how: str) -> str:
+    call = found_again.call("o-1", 5) if how == "found" else never_known.call("o-1", 5)
+    return await perdure.with_approval(call, by={"ann"}, note="killed in the middle")
+
+
 # ── roles ───────────────────────────────────────────────────────────────────────────────────
 
 WORKFLOWS = [
@@ -321,6 +363,7 @@ WORKFLOWS = [
     helper,
     everything,
     pays,
+    asks_first,
 ]
 
 
@@ -385,6 +428,11 @@ async def start_everything(opened: Runtime) -> None:
 async def start_paying(opened: Runtime) -> None:
     await opened.start(pays.call(os.environ["ROUTE"]), id="pays")
     await finish(opened)
+
+
+async def start_asking(opened: Runtime) -> None:
+    await opened.start(asks_first.call(os.environ["HOW"]), id="asks")
+    await asyncio.Event().wait()
 
 
 async def hang(opened: Runtime) -> None:
@@ -458,6 +506,7 @@ ROLES: dict[str, Callable[[Runtime], Awaitable[None]]] = {
         start_counting,
         start_everything,
         start_paying,
+        start_asking,
         hold,
         park_and_block,
     )

@@ -39,6 +39,7 @@ from perdure.runtime.live import Standstill
 from perdure.runtime.unattended import end_by_force, refuse_with_open_effects
 from perdure.specs import WorkflowSpec, is_whole, mapping, members, recordable, seconds
 from perdure.store.protocol import (
+    ApprovalFilter,
     Done,
     EffectFilter,
     Ended,
@@ -58,6 +59,7 @@ from perdure.store.rules import RETRY_AFTER_DEATH_SECONDS
 if TYPE_CHECKING:
     from perdure.api.inbox import InboxEntry
     from perdure.api.operations import OperationSummary
+    from perdure.api.requests import RequestSummary
     from perdure.api.sync import SyncClient
 
 R = TypeVar("R")
@@ -515,6 +517,86 @@ class Client:
         )  # fmt: skip
         return [summary_of(entry) for entry in await self._read(lambda: self._store.effects(which))]
 
+    # ── what people are asked ────────────────────────────────────────────────────────────────
+    async def approve(
+        self, id: str, *, hash: str, by: str, role: str = "", comment: str = "", run: str | None = None
+    ) -> None:
+        """Approve what is asked under this id; the run goes on by itself. Who, when and why are in its history.
+
+        `hash`: of what you saw, whole or its first digits, at least 8. `by` is you, `role` what you act as, if a role
+        may decide. perdure keeps what it is told: that you are you is for whoever calls this to make sure. `run`: that
+        the request belongs to; with it and the whole hash a decision can also come before the request, and counts if
+        exactly that is asked then.
+
+        UnknownNameError for an id that there is not; DecisionRefused, with `why`, if the hash is another one, it is
+        decided already (of two who decide at once one learns that), its time is up, it was withdrawn, or you may not
+        decide it. UsageError in workflows and steps: a person decides."""
+        await self._decide("approve", id, hash, by, role, comment, run)
+
+    async def reject(
+        self, id: str, *, hash: str, by: str, role: str = "", comment: str = "", run: str | None = None
+    ) -> None:
+        """Reject what is asked under this id: the workflow sees `perdure.Rejected`. See `approve`."""
+        await self._decide("reject", id, hash, by, role, comment, run)
+
+    async def answer(
+        self, id: str, value: Any, *, hash: str, by: str, role: str = "", comment: str = "", run: str | None = None
+    ) -> None:
+        """Answer a question, with plain JSON. See `approve`.
+
+        DecodeError for an answer that is none: where its type is one of JSON's own, or its values can be listed, at
+        once; else the run's worker refuses it, the question stands, and the history says why."""
+        await self._decide("answer", id, hash, by, role, comment, run, value=value)
+
+    async def delegate(
+        self, id: str, *, to: str, hash: str, by: str, role: str = "", comment: str = "", run: str | None = None
+    ) -> None:
+        """Hand a decision that is yours on to somebody else, a person or a role: `to` may decide it then, you may not
+        any more. See `approve`."""
+        await self._decide("delegate", id, hash, by, role, comment, run, to=to)
+
+    async def _decide(
+        self, choice: str, id: str, hash: str, by: str, role: str, comment: str, run: str | None, *, value: Any = None,
+        to: str | None = None,
+    ) -> None:  # fmt: skip
+        from perdure.api import requests
+
+        _refuse_inside(choice)
+        if to is not None and recordable(to, what="to") == by:
+            raise UsageError(f"delegate(to={to!r}): to somebody else")
+        text = requests.plain(value) if choice == "answer" else to
+        given = requests.decision(choice, hash=hash, by=by, role=role, comment=comment, value=text)
+        now = self._clock.now()
+        sent = await self._read(lambda: requests.write_of(self._store, id, run, given, now, self._near_requests))
+        requests.check_sent(await self._write(sent), sent)
+        self._mailed()
+
+    def _near_requests(self) -> builtins.list[str]:
+        from perdure.api import requests
+
+        return [row.approval_id for row in requests.pending(self._store)]
+
+    async def requests(
+        self,
+        *,
+        run: str | Run[Any] | None = None,
+        kind: Literal["approval", "question"] | None = None,
+        status: str | Iterable[str] | None = None,
+        limit: int = 100,
+    ) -> builtins.list[RequestSummary]:
+        """What people are, or were, asked, the newest first: by a run, of a kind, in a state (`"pending"`, `"used"`, or
+        several)."""
+        from perdure.api import requests
+
+        if kind not in {None, "approval", "question"}:
+            raise UnknownNameError("kind of request", str(kind), ["approval", "question"])
+        handle = await self.get(run) if isinstance(run, str) else run
+        which = ApprovalFilter(
+            rid=None if handle is None else handle._info.rid, kind=kind, status=requests.states(status),
+            limit=_checked_limit(limit, "requests"),
+        )  # fmt: skip
+        return await self._read(lambda: [requests.summary_of(self._store, row) for row in self._store.approvals(which)])
+
     def sync(self) -> SyncClient:
         """A thin blocking face of this client, on a thread of its own: for Django, scripts, notebooks.
 
@@ -583,8 +665,8 @@ def _refuse_inside(what: str) -> None:
     """For what people decide: no code of a run may, wherever it stands."""
     if ATTEMPT.get() is not None or JOURNAL.get() is not None or execution_here() is not None:
         raise UsageError(
-            f"{what}() was called by a workflow or step: what became of an effect a person says, never the "
-            "code (or the agent) that is in doubt about it"
+            f"{what}() was called by a workflow or step: that is a person's to say, never the code's (or the agent's) "
+            "that asks, or is in doubt"
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from perdure.api import requests
 from perdure.api.client import payload
 from perdure.api.operations import OperationSummary, summary_of
 from perdure.audit.effects import without_outcome
@@ -45,7 +46,8 @@ class InboxEntry:
     whole is. `choices` are what `unblock` takes for this entry, and what each will do; none if the hint has the
     way out. `pending`: what was decided already (`unblock --retry by ann`) and no worker has read so far.
     `operation`: the effect in doubt, if it is one; it is settled, not unblocked. `sent`: its arguments, as plain JSON.
-    `looks`: what the other side said when it was asked, with the time.
+    `looks`: what the other side said when it was asked, with the time. `request`: what people are asked, if it is that
+    (`reason` is then `approval` or `question`): it is decided with `client.approve`, `reject`, `answer` or `delegate`.
     """
 
     run_id: str
@@ -60,6 +62,7 @@ class InboxEntry:
     operation: OperationSummary | None = None
     sent: Any = None
     looks: tuple[tuple[datetime, str], ...] = ()
+    request: requests.RequestSummary | None = None
 
 
 # ── what a person can choose ────────────────────────────────────────────────────────────────
@@ -90,6 +93,19 @@ SETTLE: Choices = {
 
 SUPPLY: Choices = {"succeeded": "what you give is its result; the run goes on"}
 """It has succeeded, and its result could not be recorded."""
+
+OF_REQUEST: Mapping[str, Choices] = {
+    "approval": {
+        "approve": "exactly this call is made, once enough have approved",
+        "reject": "it is not made; the workflow sees perdure.Rejected, with who and why",
+        "delegate": "somebody else decides in your place",
+    },
+    "question": {
+        "answer": "what you give is the answer; the run goes on",
+        "delegate": "somebody else answers in your place",
+    },
+}
+"""Of what people are asked."""
 
 _ON = "undoing goes on with the rest"
 
@@ -138,6 +154,7 @@ OF_QUESTION: Mapping[str, Choices] = {
 def entries(store: Store, now: int) -> list[InboxEntry]:
     """Everything that waits for a person, oldest first. `now` in microseconds."""
     found = [entry for info in _runs(store, Status.BLOCKED) for entry in blocked(store, info)]
+    found += _asked(store)
     found += _unserved(store, now)
     return sorted(found, key=lambda entry: entry.since)
 
@@ -163,6 +180,22 @@ def blocked(store: Store, info: RunInfo) -> list[InboxEntry]:
         entry, effect = _entry(info, blocked, at, letters), effects.get((blocked.task or "", blocked.n))
         found.append(entry if effect is None else _with_effect(store, info.rid, entry, effect, rows))
     return found
+
+
+def _asked(store: Store) -> Iterator[InboxEntry]:
+    """What people are asked and have not decided."""
+    for row in requests.pending(store):
+        it = requests.summary_of(store, row)
+        letters = store.mail([row.rid])
+        yield InboxEntry(
+            row.run_id, row.workflow, row.version, row.kind, when(row.asked_at), _asks(it), row.label,
+            OF_REQUEST[row.kind], requests.told(letters, row.approval_id), request=it,
+        )  # fmt: skip
+
+
+def _asks(it: requests.RequestSummary) -> str:
+    what = it.subject if it.kind == "question" else f"may {it.subject} be called with these arguments?"
+    return what + (f" ({it.note})" if it.note else "")
 
 
 def _parked_by_the_store(info: RunInfo, rows: Iterable[Row]) -> tuple[e.RunBlocked, int]:

@@ -23,7 +23,8 @@ class OperationSummary:
 
     `id` is the operation id, under which it was sent; `call` the call that asked for it (`0/refund#1`). `reference`:
     what the other side calls it; `references`: others that it answered success under. `request_id`: what was noted of
-    the request before it was sent. `note`: what is known, in a sentence. `request_hash` is hexadecimal.
+    the request before it was sent. `approval`: the id of the request to people that it was approved by. `note`: what is
+    known, in a sentence. `request_hash` is hexadecimal.
     """
 
     id: str
@@ -43,6 +44,7 @@ class OperationSummary:
     request_id: str | None
     note: str
     compensated_by: str | None
+    approval: str | None
     created_at: datetime
     updated_at: datetime
     started_at: datetime | None
@@ -54,8 +56,8 @@ def summary_of(entry: LedgerEntry) -> OperationSummary:
         entry.operation_id, entry.run_id, entry.label, entry.action_name, entry.business_key, entry.scope,
         entry.revision, str(entry.status), entry.downstream, entry.risk, entry.attempts, entry.request_hash.hex(),
         entry.external_ref, tuple(entry.references.split()), entry.external_request_id, entry.note,
-        entry.compensated_by, when(entry.created_at), when(entry.updated_at), _when(entry.started_at),
-        _when(entry.committed_at),
+        entry.compensated_by, entry.approval or None, when(entry.created_at), when(entry.updated_at),
+        _when(entry.started_at), _when(entry.committed_at),
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from perdure.api.client import Client, HistoryEvent, Run, RunSummary
     from perdure.api.inbox import InboxEntry
     from perdure.api.operations import OperationSummary
+    from perdure.api.requests import RequestSummary
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -218,6 +219,44 @@ class SyncClient:
         which = run._run if isinstance(run, SyncRun) else run  # pyright: ignore[reportPrivateUsage]
         found = self._client.effects(run=which, action=action, key=key, status=status, limit=limit)
         return self._door.wait(found, "effects")
+
+    def approve(
+        self, id: str, *, hash: str, by: str, role: str = "", comment: str = "", run: str | None = None
+    ) -> None:
+        """Approve what is asked under this id; see `Client.approve`."""
+        self._door.wait(self._client.approve(id, hash=hash, by=by, role=role, comment=comment, run=run), "approve")
+
+    def reject(
+        self, id: str, *, hash: str, by: str, role: str = "", comment: str = "", run: str | None = None
+    ) -> None:
+        """Reject what is asked under this id; see `Client.reject`."""
+        self._door.wait(self._client.reject(id, hash=hash, by=by, role=role, comment=comment, run=run), "reject")
+
+    def answer(
+        self, id: str, value: Any, *, hash: str, by: str, role: str = "", comment: str = "", run: str | None = None
+    ) -> None:
+        """Answer a question, with plain JSON; see `Client.answer`."""
+        answered = self._client.answer(id, value, hash=hash, by=by, role=role, comment=comment, run=run)
+        self._door.wait(answered, "answer")
+
+    def delegate(
+        self, id: str, *, to: str, hash: str, by: str, role: str = "", comment: str = "", run: str | None = None
+    ) -> None:
+        """Hand a decision that is yours on to somebody else; see `Client.delegate`."""
+        handed = self._client.delegate(id, to=to, hash=hash, by=by, role=role, comment=comment, run=run)
+        self._door.wait(handed, "delegate")
+
+    def requests(
+        self,
+        *,
+        run: str | SyncRun[Any] | None = None,
+        kind: Literal["approval", "question"] | None = None,
+        status: str | Iterable[str] | None = None,
+        limit: int = 100,
+    ) -> builtins.list[RequestSummary]:
+        """What people are, or were, asked, the newest first; see `Client.requests`."""
+        which = run._run if isinstance(run, SyncRun) else run  # pyright: ignore[reportPrivateUsage]
+        return self._door.wait(self._client.requests(run=which, kind=kind, status=status, limit=limit), "requests")
 
 
 class _Door:

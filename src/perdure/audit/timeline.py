@@ -178,9 +178,22 @@ def tell(event: e.AnyEvent) -> Told:
             return Told(f"message {event.name!r} arrived", "output")
         case e.MessageSettled():
             return Told("failed by a person", "error") if event.failed else Told("given by a person", "output")
+        case e.PersonAsked():
+            until = f", until {time_text(event.expires_at)}" if event.expires_at else ""
+            return Told(f"asks for {event.kind} {event.id}{until}", "input")
+        case e.PersonDecided():
+            why = f": {event.why}" if event.why else ""
+            how = f"refused, {event.refused}: " if event.refused else "early: " if event.is_early else ""
+            to = f" to {event.to}" if event.to else ""
+            return Told(f"{how}{event.id} {event.choice}{to}{_by(event.by)}{why}")
+        case e.ApprovalSpent():
+            return Told(f"approval {event.id} has lapsed" if event.lapsed else f"uses approval {event.id}")
+        case e.PersonAnswered(choice="expired"):
+            return Told("nobody decided in time")
         case e.PersonAnswered():
             why = f": {event.why}" if event.why else ""
-            return Told(f"answered {event.choice}{_by(event.by)}{why}", "output" if event.choice == "value" else "")
+            slot: Literal["output", ""] = "output" if event.choice in {"value", "answer"} else ""
+            return Told(f"answered {event.choice}{_by(event.by)}{why}", slot)
         case e.CancelRequested():
             return Told("cancel requested" + (f": {event.reason}" if event.reason else ""))
         case e.RunPaused():

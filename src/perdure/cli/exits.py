@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from perdure.errors import (
+    DecisionRefused,
     HistoryError,
     OperationError,
     PerdureBug,
@@ -68,6 +69,7 @@ CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (RunConflictError, ExitCode.CONFLICT),
     (RunFinishedError, ExitCode.CONFLICT),
     (OperationError, ExitCode.CONFLICT),
+    (DecisionRefused, ExitCode.CONFLICT),
     (UserCodeError, ExitCode.USAGE),
     (StoreError, ExitCode.STORE),
     (HistoryError, ExitCode.STORE),

@@ -14,6 +14,7 @@ import typer
 from perdure.api.client import Client
 from perdure.api.inbox import SETTLE, InboxEntry
 from perdure.api.operations import OperationSummary
+from perdure.api.requests import RequestSummary
 from perdure.cli.arguments import plain_value
 from perdure.cli.exits import CommandError, ExitCode
 from perdure.cli.options import JsonOption, RunArgument, StoreOption, existing_store
@@ -34,10 +35,12 @@ def list_entries(store: StoreOption = None, json: JsonOption = False) -> ExitCod
         print_json([_json(entry) for entry in entries])
     else:
         print_entries(entries)
-        if any(entry.operation is None for entry in entries):
+        if any(entry.operation is None and entry.request is None for entry in entries):
             print("decide with: perdure inbox unblock RUN, and one of the choices")
         if any(entry.operation is not None for entry in entries):
             print("of an effect say what became of it: perdure inbox settle RUN, and one of the choices")
+        if any(entry.request is not None for entry in entries):
+            print("what is asked: perdure inbox approve | reject | answer | delegate ID --hash HASH --by NAME")
         if not entries:
             print("nothing waits for a person", file=sys.stderr)
     return ExitCode.OK
@@ -57,7 +60,7 @@ def print_entries(entries: Iterable[InboxEntry]) -> None:
         for name, what in _known(entry):
             print(paragraph(what, " " * 18, f"    {name:<14}"))
         for choice, what in entry.choices.items():
-            option = _OPTIONS.get(choice, f"--{choice}")
+            option = choice if entry.request is not None else _OPTIONS.get(choice, f"--{choice}")
             print(paragraph(what, " " * 18, f"    {option:<14}"))
         for what in entry.pending:
             print(paragraph(f"decided, and not read by a worker yet: {what}", "    "))
@@ -68,7 +71,9 @@ _OPTIONS = {"value": "--value JSON"}
 
 
 def _known(entry: InboxEntry) -> Iterator[tuple[str, str]]:
-    """What was sent, when and to whom, and what is known of it."""
+    """What is asked, or was sent, when and to whom, and what is known of it."""
+    if entry.request is not None:
+        yield from _asked(entry.request)
     it = entry.operation
     if it is None:
         return
@@ -86,12 +91,30 @@ def _known(entry: InboxEntry) -> Iterator[tuple[str, str]]:
         yield "looked up", f"{moment(at)} UTC: {answer}"
 
 
+def _asked(it: RequestSummary) -> Iterator[tuple[str, str]]:
+    yield "id", it.id
+    yield "hash", it.hash
+    if it.kind == "approval":
+        yield "call", it.subject + (f", key {it.key!r}" if it.key else "")
+        yield "arguments", short(json_text(it.arguments))
+    else:
+        yield "about", short(json_text(it.arguments))
+        yield "answer", it.type + (f", one of {', '.join(map(json_text, it.answers))}" if it.answers else "")
+    yield "decided by", (", ".join(it.approvers) or "anybody") + (f"; {it.quorum} persons" if it.quorum > 1 else "")
+    for said in it.said:
+        to, why = f" to {said.to}" if said.to else "", f": {said.comment}" if said.comment else ""
+        yield "said", f"{moment(said.at)} UTC: {said.choice}{to} by {said.by}{why}"
+    if it.expires_at is not None:
+        yield "expires", f"{moment(it.expires_at)} UTC"
+
+
 def _json(entry: InboxEntry) -> dict[str, Any]:
     return {
         "run": entry.run_id, "workflow": entry.workflow, "version": entry.version, "reason": entry.reason,
         "since": entry.since.isoformat(), "hint": entry.hint, "call": entry.call, "choices": dict(entry.choices),
         "pending": list(entry.pending), "operation": entry.operation and operation_json(entry.operation),
         "sent": entry.sent, "looks": [{"at": at.isoformat(), "answer": answer} for at, answer in entry.looks],
+        "request": entry.request and request_json(entry.request),
     }  # fmt: skip
 
 
@@ -99,6 +122,19 @@ def operation_json(operation: OperationSummary) -> dict[str, Any]:
     """An effect as a JSON object; times in ISO 8601."""
     found = dataclasses.asdict(operation)
     return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in found.items()}
+
+
+def request_json(request: RequestSummary) -> dict[str, Any]:
+    """A request as a JSON object; times in ISO 8601."""
+    return cast("dict[str, Any]", _with_times(dataclasses.asdict(request)))
+
+
+def _with_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_times(each) for name, each in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [_with_times(each) for each in cast("list[Any]", value)]
+    return value.isoformat() if isinstance(value, datetime) else value
 
 
 @app.command()
@@ -144,7 +180,8 @@ async def _decide(
     """The entry that was decided."""
     async with Client(store) as client:
         run = await client.get(run_id)
-        entry = _entry_of(run_id, await client.inbox(), call, str(await run.status()))
+        entries = [entry for entry in await client.inbox() if entry.request is None]
+        entry = _entry_of(run_id, entries, call, str(await run.status()))
         if entry.operation is not None:
             raise CommandError(
                 f"{entry.call} of run {run_id} is an effect that may have happened: find out, then decide with perdure "
@@ -226,3 +263,77 @@ def _one_outcome(**given: bool) -> Outcome:
     if len(chosen) != 1:
         raise CommandError("say one thing: --succeeded (with --value, its result), --failed or --retry")
     return cast(Outcome, chosen[0])
+
+
+# ── what people are asked ───────────────────────────────────────────────────────────────────
+
+IdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="The request's id, as the list shows it.", show_default=False)
+]
+HashOption = Annotated[
+    str,
+    typer.Option("--hash", help="The hash of what you saw, or its first digits, at least 8.", show_default=False),
+]
+ByOption = Annotated[str, typer.Option("--by", help="Who decides; it stands in the history.", show_default=False)]
+RoleOption = Annotated[str, typer.Option("--as", help="The role that you act in, where a role may decide.")]
+CommentOption = Annotated[str, typer.Option("--comment", help="Why; the workflow sees it, too.")]
+OfRunOption = Annotated[
+    str | None,
+    typer.Option(
+        "--run", help="The run that asks; with it and the whole --hash you can decide before it does.",
+        show_default=False,
+    ),
+]  # fmt: skip
+
+
+@app.command()
+def approve(
+    id: IdArgument, hash: HashOption, by: ByOption, role: RoleOption = "", comment: CommentOption = "",
+    run: OfRunOption = None, store: StoreOption = None, json: JsonOption = False,
+) -> ExitCode:  # fmt: skip
+    """Approve exactly what is asked under this id. The run goes on by itself."""
+    return _said(store, json, "approve", id, hash=hash, by=by, role=role, comment=comment, run=run)
+
+
+@app.command()
+def reject(
+    id: IdArgument, hash: HashOption, by: ByOption, role: RoleOption = "", comment: CommentOption = "",
+    run: OfRunOption = None, store: StoreOption = None, json: JsonOption = False,
+) -> ExitCode:  # fmt: skip
+    """Reject what is asked under this id: nothing of it is done, and the workflow hears who and why."""
+    return _said(store, json, "reject", id, hash=hash, by=by, role=role, comment=comment, run=run)
+
+
+@app.command()
+def answer(
+    id: IdArgument,
+    value: Annotated[str, typer.Argument(help="The answer: JSON, @file.json, or -.", show_default=False)],
+    hash: HashOption, by: ByOption, role: RoleOption = "", comment: CommentOption = "", run: OfRunOption = None,
+    store: StoreOption = None, json: JsonOption = False,
+) -> ExitCode:  # fmt: skip
+    """Answer a question. The run goes on by itself."""
+    given = plain_value(value, at="the answer")
+    return _said(store, json, "answer", id, value=given, hash=hash, by=by, role=role, comment=comment, run=run)
+
+
+@app.command()
+def delegate(
+    id: IdArgument,
+    to: Annotated[str, typer.Option("--to", help="Who is to decide instead, a person or a role.", show_default=False)],
+    hash: HashOption, by: ByOption, role: RoleOption = "", comment: CommentOption = "", run: OfRunOption = None,
+    store: StoreOption = None, json: JsonOption = False,
+) -> ExitCode:  # fmt: skip
+    """Hand a decision that is yours on to somebody else."""
+    return _said(store, json, "delegate", id, to=to, hash=hash, by=by, role=role, comment=comment, run=run)
+
+
+def _said(url: str | None, json: bool, choice: str, id: str, **given: Any) -> ExitCode:
+    async def decide() -> None:
+        async with Client(opened) as client:
+            await getattr(client, choice)(id, **given)
+
+    with existing_store(url) as opened:
+        asyncio.run(decide())
+    who = given["by"]
+    tell(f"told request {id}: {choice}, by {who}", {"id": id, "choice": choice, "by": who}, as_json=json)
+    return ExitCode.OK

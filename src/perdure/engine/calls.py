@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from perdure.decisions import Request
 from perdure.engine.loop import LoopFuture
 from perdure.specs import StepSpec, WorkflowSpec
 
@@ -66,9 +67,11 @@ class StepAsk(Ask):
 class EffectAsk(StepAsk):
     """An effect to be performed. Once it may have left, a cancelled one is held until its outcome is known."""
 
-    __slots__ = ("business_key", "revision", "undoes")
+    __slots__ = ("business_key", "grant", "revision", "undoes")
     kind = "effect"
     business_key: str
+    grant: Grant | None
+    """The approval that it is made under, if it needs one."""
     revision: int
     """The first that it may have."""
     undoes: str
@@ -76,7 +79,7 @@ class EffectAsk(StepAsk):
 
     def __init__(self, key: Key, name: str, use: int, future: CallFuture) -> None:
         super().__init__(key, name, use, future)
-        self.revision, self.undoes = 0, ""
+        self.revision, self.undoes, self.grant = 0, "", None
 
 
 class ChildAsk(Ask):
@@ -139,6 +142,44 @@ class QuestionAsk(Ask):
     kind = "question"
 
 
+class RequestAsk(QuestionAsk):
+    """Code that waits until people have decided about a request. `raw`: the body, canonical; `packed` the same as it is
+    stored. `codec`: how an answer is read. From `expires_at` on (microseconds; 0: never) no decision counts."""
+
+    __slots__ = ("codec", "expires_at", "handle", "id", "packed", "raw", "request")
+    request: Request
+    codec: ValueCodec
+    id: str
+    raw: bytes
+    packed: Packed
+    expires_at: int
+    handle: Any
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return self.request.kind
+
+
+class Overdue(NamedTuple):
+    """A command: the time of this request is up."""
+
+    ask: RequestAsk
+
+
+class Grant(NamedTuple):
+    """An approval that a call is made under. `arguments`: what was approved, canonical. If `recheck`, the call has to
+    begin before `expires_at`."""
+
+    id: str
+    arguments: bytes
+    expires_at: int = 0
+    recheck: bool = True
+
+    def is_late(self, now: int) -> bool:
+        """Whether the call may not begin any more."""
+        return self.recheck and 0 < self.expires_at <= now
+
+
 CONFIRM_UNDO, UNDO_FAILED, NO_UNDO = "saga:confirm", "saga:failed", "saga:stands"
 QUESTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     CONFIRM_UNDO: {"value": ("undo", "undone"), "fail": ()},
@@ -155,7 +196,7 @@ class Cancelled(NamedTuple):
     ask: Ask
 
 
-Command = StepAsk | ChildAsk | SectionAsk | Cancelled
+Command = StepAsk | ChildAsk | SectionAsk | RequestAsk | Cancelled | Overdue
 
 
 class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):

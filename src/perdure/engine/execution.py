@@ -20,6 +20,7 @@ import msgspec
 
 from perdure.clock import MICROSECONDS, when
 from perdure.codec import Memo, ValueCodec, digest, load_exception, pack, without
+from perdure.decisions import Request, approval_id, identity
 from perdure.engine import where
 from perdure.engine.calls import (
     NO_ATTEMPTS,
@@ -30,9 +31,12 @@ from perdure.engine.calls import (
     ChildAsk,
     Command,
     EffectAsk,
+    Grant,
     Key,
+    Overdue,
     QuestionAsk,
     ReceiveAsk,
+    RequestAsk,
     SectionAsk,
     SleepAsk,
     StepAsk,
@@ -205,6 +209,8 @@ class Execution:
                 (self._deliver_failure if event.failed else self._deliver_value)(event, output)
             case e.PersonAnswered():
                 if (question := self._take(event)) is not None:
+                    if isinstance(question, RequestAsk) and question.handle is not None:
+                        question.handle.cancel()
                     question.future.set_result((event, output or b"null"))
             case e.CancelRequested():
                 self._cancel_root(event.reason)
@@ -364,6 +370,8 @@ class Execution:
         if isinstance(command, Cancelled):
             is_held = isinstance(command.ask, EffectAsk | SectionAsk) and command.ask.key in self.holding
             return is_held or command.ask.key not in self.known.cancelled
+        if isinstance(command, Overdue):
+            return self.open.get(command.ask.key) is command.ask
         return self.open.get(command.key) is command
 
     def _check_claims(self) -> None:
@@ -432,7 +440,7 @@ class Execution:
     # ── what the code asks for ───────────────────────────────────────────────────────────────
     def ask_step(
         self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], business_key: str | None = None,
-        undoing: Undoing | None = None,
+        undoing: Undoing | None = None, grant: Grant | None = None,
     ) -> CallFuture:  # fmt: skip
         """A step is called; an effect, if it has a business key. EncodeError or TypeError when its arguments cannot be
         recorded or do not fit."""
@@ -445,7 +453,7 @@ class Execution:
             ask = StepAsk(key, name, use, future)
         else:
             ask = EffectAsk(key, name, use, future)
-            ask.business_key = business_key
+            ask.business_key, ask.grant = business_key, grant
             if undoing is not None:
                 ask.undoes, ask.revision = undoing
         ask.spec, ask.input, ask.packed = spec, raw, None
@@ -464,11 +472,11 @@ class Execution:
 
     def ask_effect(
         self, spec: EffectSpec, args: tuple[Any, ...], kwargs: dict[str, Any], business_key: str,
-        undoing: Undoing | None = None,
+        undoing: Undoing | None = None, grant: Grant | None = None,
     ) -> CallFuture:  # fmt: skip
         """An effect is called: it belongs to the saga that its code is in, unless it is the undoing of another one."""
         saga = None if undoing is not None or self.is_closing else workflow_saga_here(f"effect {spec.name}")
-        future = self.ask_step(spec, args, kwargs, business_key, undoing)
+        future = self.ask_step(spec, args, kwargs, business_key, undoing, grant)
         if saga is not None and isinstance(future.ask, EffectAsk):
             saga.join(future.ask)
         return future
@@ -484,6 +492,41 @@ class Execution:
             if key not in self.known.asked:
                 self.notes.append(e.RunBlocked(reason, hint, *key, question, use))
         return ask.future
+
+    def ask_request(self, request: Request, codec: ValueCodec) -> RequestAsk:
+        """The code asks people, and waits until they have decided. The future gets the event that says so, and the
+        value that came with it."""
+        name = request.label
+        if self.is_closing:
+            return RequestAsk(NO_KEY, name, 0, self._refuse())
+        raw = request.encoded()
+        key, use = self._identify(name)
+        ask = RequestAsk(key, name, use, self._future())
+        ask.request, ask.codec, ask.raw, ask.packed = request, codec, raw, pack(raw, self.memo)
+        ask.handle = None
+        ask.id = approval_id(self.run_id, identity(self.beginning.chapter, *key))
+        ask.expires_at = self.now_us + request.within if request.within else 0
+        difference = self.claims.of_call(ask, ask.packed.digest, raw)
+        if difference is not None:
+            self.diverge(*difference)
+            return ask
+        self.open[key] = ask
+        self.commands.append(ask)
+        if ask.expires_at:
+            ask.handle = self.loop.call_at(ask.expires_at / MICROSECONDS, self._request_is_due, ask)
+        return ask
+
+    def _request_is_due(self, ask: RequestAsk) -> None:
+        """Whether a decision came in time is not known here: it may lie in the mailbox."""
+        ask.handle = None
+        self.commands.append(Overdue(ask))
+
+    def spend(self, grant: Grant, call: str, *, lapsed: bool = False) -> None:
+        """The step or child run `call` begins, that was approved: the approval is good for nothing else. Or it has
+        lapsed: it is too late to begin."""
+        if grant.id not in self.known.spent:
+            self.known.spent.add(grant.id)
+            self.notes.append(e.ApprovalSpent(grant.id, call, lapsed))
 
     def ask_child(
         self,
@@ -693,6 +736,12 @@ class Execution:
                 self.notes.append(e.RunUnblocked("cancelled", "", *ask.key, "", ask.name, ask.use))
             self.cancelled.add(ask.key)
             self.mailbox.put_back(ask.message, ask.unread)
+        elif isinstance(ask, RequestAsk):
+            del self.open[ask.key]
+            self.cancelled.add(ask.key)
+            if ask.handle is not None:
+                ask.handle.cancel()
+            self.commands.append(Cancelled(ask))
         elif isinstance(ask, ChildAsk) and not ask.is_started:
             del self.open[ask.key]  # nobody has heard of it, so nobody would report its end
         elif not isinstance(ask, ReceiveAsk):

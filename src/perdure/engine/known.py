@@ -61,16 +61,24 @@ class Known(msgspec.Struct, gc=False):
     ended_effects: set[Key] = set()
     """Effects whose outcome is recorded, or on its way: no other may follow."""
     asked: set[Key] = set()
-    """Questions that were put to a person."""
+    """Questions that were put to people, decided or not."""
     undoing: set[Key] = set()
     """Sections whose code has entered a saga."""
     cancelled_sections: dict[str, tuple[int, int]] = {}
     """Of those, where in their journal and when they were cancelled."""
+    requests: dict[Key, e.PersonAsked] = {}
+    """Requests that nobody has decided yet."""
+    early: dict[str, list[tuple[e.PersonDecided, bytes | None]]] = {}
+    """Decisions about what nobody has asked yet, by the id of the request."""
+    spent: set[str] = set()
+    """Approvals that a step or child has used up, or that have lapsed."""
 
     def note(self, event: e.Event, at: int, output: bytes | None = None) -> None:
         """Take one event in. `output` is needed of heartbeats, and of what foreign code did."""
         if type(event) in _ABOUT_EFFECTS:
             self.note_effect(event, at)
+        elif type(event) in _ABOUT_REQUESTS:
+            self.note_request(event, output)
         if isinstance(event, e.Keyed) and ":" in event.task:
             self.journals.setdefault(event.section, []).append((event, at, output))
             if not isinstance(event, e.AttemptFailed | e.Heartbeat | e.ChildStarted):
@@ -90,6 +98,8 @@ class Known(msgspec.Struct, gc=False):
             case e.ChildStarted():
                 self.recorded[event.key] = Recorded(event.name, "child", event.input)
                 self.children[event.key] = event
+            case e.PersonAsked():
+                self.recorded[event.key] = Recorded(event.name, event.kind, event.input, event.input)
             case e.SectionStarted():
                 self.recorded.setdefault(event.key, Recorded(event.name, "section", event.input))
             case e.SectionUndoes():
@@ -128,6 +138,23 @@ class Known(msgspec.Struct, gc=False):
         if key not in self.recorded:
             stored = event.input if event.kept else None
             self.recorded[key] = Recorded(event.name, "step", event.view or event.input, stored, None, input)
+
+    def note_request(self, event: e.Event, output: bytes | None = None) -> None:
+        """Take in what an event says about what people are asked: of a history that is read, and of what is recorded
+        now."""
+        match event:
+            case e.PersonAsked():
+                self.asked.add(event.key)
+                self.requests[event.key] = event
+                self.early.pop(event.id, None)
+            case e.PersonAnswered() | e.CallCancelled():
+                self.requests.pop(event.key, None)
+            case e.PersonDecided(is_early=True):
+                self.early.setdefault(event.id, []).append((event, output))
+            case e.ApprovalSpent():
+                self.spent.add(event.id)
+            case _:
+                pass
 
     def open_effects_of(self, section: Key) -> list[Key]:
         """What a section has begun outside, and nobody knows what became of it."""
@@ -177,6 +204,10 @@ MOVES_EFFECTS = frozenset({"run.taken_over", "run.unblocked"})
 """Kinds of events that are about effects, besides those called `effect.…`."""
 
 
+ABOUT_REQUESTS = frozenset({"person.asked", "person.answered", "call.cancelled"})
+"""Kinds of events that say which requests nobody has decided yet."""
+
+
 def standings(events: Iterable[tuple[e.Event, int]]) -> dict[Key, Standing]:
     """How far the effects got that have no outcome in these events (with their times)."""
     known = Known()
@@ -221,6 +252,9 @@ _ABOUT_EFFECTS = frozenset(
         e.EffectNoted, e.TakenOver, e.RunUnblocked,
     }
 )  # fmt: skip
+
+
+_ABOUT_REQUESTS = frozenset({e.PersonAsked, e.PersonDecided, e.PersonAnswered, e.CallCancelled, e.ApprovalSpent})
 
 
 def _recorded_step(event: e.StepStarted | e.StepCompleted | e.StepFailed | e.AttemptFailed) -> Recorded:

@@ -152,23 +152,27 @@ class CallCancelled(Keyed, frozen=True, omit_defaults=True, gc=False, tag="call.
 
 
 class EffectStarted(StepStarted, frozen=True, omit_defaults=True, gc=False, tag="effect.started"):
-    """An attempt is about to be sent; durable before it is. `operation` is its id in the ledger."""
+    """An attempt is about to be sent; durable before it is. `operation` is its id in the ledger, `approval` that of
+    the approval which it uses up."""
 
     operation: str = ""
     business_key: str = ""
     revision: int = 0
+    approval: str = ""
 
 
 class EffectSucceeded(StepCompleted, frozen=True, omit_defaults=True, gc=False, tag="effect.succeeded"):
     """`how` it is known: returned, found (by look-up), late (the attempt answered after it was given up for lost),
     settled (by a person) or reused (from the ledger). `reference`: what the other side calls it. `undoes`: the
-    operation that it took back, if it is the undoing of another effect."""
+    operation that it took back, if it is the undoing of another effect. `approval`: used up by it, where the effect has
+    no start of its own."""
 
     operation: str = ""
     business_key: str = ""
     reference: str | None = None
     how: str = "returned"
     undoes: str = ""
+    approval: str = ""
 
 
 class EffectFailed(StepFailed, frozen=True, omit_defaults=True, gc=False, tag="effect.failed"):
@@ -306,14 +310,58 @@ class MessageSettled(Keyed, frozen=True, omit_defaults=True, gc=False, tag="mess
     output: bytes = b""
 
 
+class PersonAsked(Keyed, frozen=True, omit_defaults=True, gc=False, tag="person.asked"):
+    """The code waits for people to decide: about one exact call (`kind` approval) or a question.
+
+    `input` is the request's body, `hash` what a decision about it has to name. `expires_at`: nobody's decision counts
+    from then on."""
+
+    kind: str = ""
+    id: str = ""
+    hash: bytes = b""
+    version: int = 0
+    input: bytes = b""
+    expires_at: int = 0
+
+
+class PersonDecided(Event, frozen=True, omit_defaults=True, gc=False, tag="person.decided"):
+    """A decision that has come and decides nothing yet, or nothing at all.
+
+    It is one of several that are needed; or hands the decision on (`to`); or came before anybody asked (`is_early`: it
+    counts if exactly this is asked later); or changes nothing, for the reason `refused`. `output`: an early answer."""
+
+    id: str
+    choice: str
+    by: str
+    hash: str = ""
+    role: str = ""
+    why: str = ""
+    to: str = ""
+    output: bytes = b""
+    sent_at: int = 0
+    is_early: bool = False
+    refused: str = ""
+
+
+class ApprovalSpent(Event, frozen=True, omit_defaults=True, gc=False, tag="approval.spent"):
+    """A step or child run that was approved begins: the approval is good for nothing else. `call`: its label. Or it has
+    `lapsed`: it was given in time, and the call would have begun too late."""
+
+    id: str
+    call: str = ""
+    lapsed: bool = False
+
+
 class PersonAnswered(Keyed, frozen=True, omit_defaults=True, gc=False, tag="person.answered"):
-    """A person's decision about a question that the code waits with. `output`: the value that came with it."""
+    """What became of a question that the code waits with: a person's decision (`choice`, by whom, `output`: the value
+    that came with it), or `expired`: there was none in time. `role`: what the person acted as."""
 
     is_outcome: ClassVar[bool] = True
     choice: str = ""
     by: str = ""
     why: str = ""
     output: bytes = b""
+    role: str = ""
 
 
 class CancelRequested(Event, frozen=True, omit_defaults=True, gc=False, tag="run.cancel_requested"):
@@ -411,7 +459,10 @@ AnyEvent = (
     | TimePassed
     | MessageArrived
     | MessageSettled
+    | PersonAsked
+    | PersonDecided
     | PersonAnswered
+    | ApprovalSpent
     | CancelRequested
     | RunPaused
     | RunResumed

@@ -16,6 +16,7 @@ class LedgerEntry(NamedTuple):
     `response_hash` are digests of 32 bytes. `result` is the recorded result as canonical JSON if it is small; a large
     one is in the run's blobs under `response_hash`. `note` says in a sentence what is known, for a person. `references`
     are further references under which the other side answered success: shown, never taken for the first one.
+    `approval`: the id of the approval that it was sent under, if it needed one.
     """
 
     operation_id: str
@@ -43,6 +44,7 @@ class LedgerEntry(NamedTuple):
     compensated_by: str | None = None
     note: str = ""
     references: str = ""
+    approval: str = ""
 
     def moved(self, happening: Happening, *, now: int, note: str = "") -> LedgerEntry:
         """The row after this. PerdureBug if that cannot happen to it."""

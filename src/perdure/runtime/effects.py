@@ -23,6 +23,7 @@ import msgspec
 from perdure.clock import MICROSECONDS, when
 from perdure.codec import Memo, dump_exception, pack, unpack
 from perdure.codec.exceptions import message_of
+from perdure.decisions import ApprovalEntry
 from perdure.engine.calls import Attempts, EffectAsk, Key
 from perdure.engine.known import Standing
 from perdure.errors import (
@@ -69,18 +70,22 @@ HELD_LOOK_MICROSECONDS = 250_000
 class EffectFlight(Flight):
     """An effect under way: through all its attempts, look-ups and waits, until it is proven or a person is asked."""
 
-    __slots__ = ("effects", "entry", "is_cancelled", "is_in_transaction", "is_under_way", "operations", "undone")
+    __slots__ = (
+        "approval", "effects", "entry", "is_cancelled", "is_in_transaction", "is_under_way", "operations", "undone",
+    )  # fmt: skip
     ask: EffectAsk
     entry: LedgerEntry
     undone: LedgerEntry | None
     """The row of the effect that this one takes back."""
+    approval: ApprovalEntry | None
+    """The row of the approval that it uses up, once it has."""
 
     def __init__(self, effects: Effects, live: LiveRun, ask: EffectAsk, now: int) -> None:
         super().__init__(effects.performer, live, ask, Attempts(), now)
         self.effects = self.handler = effects
         self.is_cancelled = self.is_in_transaction = self.is_under_way = False
         self.operations: dict[int, Operation] = {}
-        self.undone = None
+        self.undone = self.approval = None
 
     @property
     def spec(self) -> EffectSpec:
@@ -221,12 +226,18 @@ class Effects:
         return LedgerEntry(
             self._operation_id(flight, name, revision), live.rid, live.run_id, call.call, ask.label, name, spec.scope,
             ask.business_key, revision, call.request_hash, EffectState.PENDING, spec.downstream.kind, spec.risk, now,
-            now,
+            now, approval="" if ask.grant is None else ask.grant.id,
         )  # fmt: skip
 
-    def _deny(self, flight: EffectFlight, error: PerdureError, how: str) -> None:
+    def _deny(self, flight: EffectFlight, error: PerdureError, how: str, entry: LedgerEntry | None = None) -> None:
         """Refused before anything was sent. The row of the other call stays as it is."""
-        self.fail(flight, dump_exception(error, ()), how, None)
+        self.fail(flight, dump_exception(error, ()), how, entry)
+
+    def _gate(self, flight: EffectFlight) -> PerdureError | None:
+        """May this effect be sent at all, and now? What has to hold in the commit that records its start is asked here.
+        Why not, or None."""
+        grant = flight.ask.grant
+        return None if grant is None else self._turns.approvals.gate(flight, grant)
 
     def _answer(self, flight: EffectFlight, entry: LedgerEntry) -> None:
         """The operation has its answer already."""
@@ -256,11 +267,17 @@ class Effects:
             return
         if self._turns.is_stopping:  # nothing new leaves; whoever has the run next sends it
             return
-        if flight.spec.downstream.kind == "same_database":
-            self._turns.transactions.begin(flight)
-            return
         if live.is_parked:
             self.hold(flight)
+            return
+        refused = self._gate(flight)
+        if refused is not None:
+            entry = flight.entry
+            denied = Happening.DENIED if entry.status is EffectState.PENDING else Happening.GIVEN_UP
+            self._deny(flight, refused, "denied", entry.moved(denied, now=self._turns.clock.now(), note=str(refused)))
+            return
+        if flight.spec.downstream.kind == "same_database":
+            self._turns.transactions.begin(flight)
             return
         happening = Happening.SENT if flight.entry.status is not EffectState.STARTED else Happening.SENT_AGAIN
         entry = flight.entry = flight.entry.moved(happening, now=self._turns.clock.now())
@@ -272,9 +289,9 @@ class Effects:
             live,
             e.EffectStarted(
                 *ask.key, ask.name, ask.use, digest, view, kept, entry.attempts, entry.operation_id, ask.business_key,
-                entry.revision,
+                entry.revision, entry.approval,
             ),
-            entry, input=packed if kept else None,
+            entry, input=packed if kept else None, approval=flight.approval,
         )  # fmt: skip
         live.then += (partial(self._launch, flight, entry.attempts),)
         self._turns.mark(live)
@@ -447,7 +464,10 @@ class Effects:
             flight.entry.operation_id, ask.business_key, how,
         )  # fmt: skip
         self.performer.end(flight)
-        self.record(flight.live, event, entry, raw=raw, output=output, input=packed, delivers=True)
+        approval = flight.approval if how == "denied" else None
+        self.record(
+            flight.live, event, entry, raw=raw, output=output, input=packed, delivers=True, approval=approval
+        )
         self._turns.mark(live)
 
     def not_done(self, flight: EffectFlight, raw: bytes, retry_at: int, counted: int, note: str) -> None:
@@ -561,6 +581,7 @@ class Effects:
     def record(self, live: LiveRun, event: e.Event, entry: LedgerEntry | None, **more: Any) -> None:
         """Put an event on its way, the ledger's row in the same commit. Where the effect stands follows from it."""
         live.has_effects = True
+        live.has_approvals |= more.get("approval") is not None
         live.entries.append(Entry(event, ledger=entry, **more))
         live.execution.known.note_effect(event, max(self._turns.clock.now(), live.last_at))
 

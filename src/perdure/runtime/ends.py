@@ -79,6 +79,7 @@ class Ends:
         return bool(unsettled)
 
     def _finish(self, live: LiveRun, status: Status, event: Callable[[bytes], e.Event], raw: bytes) -> None:
+        self._turns.approvals.withdraw_all(live)
         self._turns.performer.drop(live)
         self._turns.sections.drop(live)
         if status is Status.FAILED:
@@ -108,6 +109,7 @@ class Ends:
         packed, carried = pack(ending.input, execution.memo), pack(left_over, execution.memo)
         seed = load.next_seed(execution.beginning.seed, chapter)
         event = e.ChapterStarted(chapter, seed, load.manifest(execution.spec), packed.digest, carried.digest)
+        self._turns.approvals.carry_early(live)
         live.record(event, input=packed, output=carried)
         if cancel is not None:
             live.record(cancel)

@@ -21,17 +21,18 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
+from perdure import decisions
 from perdure.clock import MICROSECONDS, when
 from perdure.codec import ValueCodec, arguments_codec_for, codec_for, dump_exception, load_exception, pack
 from perdure.codec.exceptions import message_of
-from perdure.engine.calls import CallFuture, ChildAsk, EffectAsk, Key, SectionAsk, StepAsk
+from perdure.engine.calls import CallFuture, ChildAsk, EffectAsk, Grant, Key, SectionAsk, StepAsk
 from perdure.engine.chapters import ContinueAsNew, next_chapter
 from perdure.engine.execution import REFUSALS_MAX
 from perdure.engine.known import section_of
 from perdure.engine.mailbox import unread
 from perdure.engine.randomness import drawn
 from perdure.engine.sagas import Answer, Undoing, open_here, refuse_next_chapter
-from perdure.errors import EncodeError, RunCancelledError, UsageError
+from perdure.errors import DecodeError, EncodeError, RunCancelledError, UsageError
 from perdure.history import events as e
 from perdure.http.classify import classify
 from perdure.http.sender import SENDER
@@ -101,7 +102,8 @@ class Request:
     `waiting`: the threads or tasks that wait for the answer. `started`: of a child run that is not waited for at once.
     `is_reported`: an outcome is on its way into the history, so no other may follow. `is_held_back`: the run is paused
     or blocked; it is performed when that is over. Of effects: `as_ask` makes what is sent, `hears` is told what came of
-    it. `is_undoing`: a saga asks for it, which goes on when the section is cancelled."""
+    it. `is_undoing`: a saga asks for it, which goes on when the section is cancelled. `kind`: of what people are asked,
+    approval or question."""
 
     def __init__(self, lane: str, name: str, arguments: bytes | None, perform: Callable[[Request], None]) -> None:
         self.lane, self.name, self.arguments, self.perform = lane, name, arguments, perform
@@ -125,6 +127,7 @@ class Request:
         self.as_ask: Callable[[], StepAsk] | None = None
         self.hears: Hears = _nobody_hears
         self.is_undoing = False
+        self.kind = ""
 
     @property
     def is_receive(self) -> bool:
@@ -247,7 +250,8 @@ class Journal:
         self.perform(request)
         if record is not None:
             self._has_started(request)
-        if request.key in self.live.blocked_calls:  # a decision about it may have come before it was asked for again
+        if request.key in self.live.blocked_calls or request.kind:
+            # a decision about it may have come before it was asked for again
             self._turns.on_letters()
 
     # ── cancelled, with sagas to undo ────────────────────────────────────────────────────────
@@ -523,9 +527,13 @@ class Journal:
     def call_blocking(self, of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A step or workflow is called by a plain call, from a thread."""
         self._refuse_on_loop(of.name)
-        spec = of.spec
-        request = self._step(spec, args, kwargs) if isinstance(spec, StepSpec) else self._child(spec, args, kwargs)
-        return self.wait(request)
+        return self.wait(self.call_of(of.spec, args, kwargs))
+
+    def call_of(self, spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grant: Grant | None = None) -> Request:
+        """The call of a step or workflow, to be waited for; made under an approval, if there is a `grant`."""
+        if isinstance(spec, StepSpec):
+            return self._step(spec, args, kwargs, grant=grant)
+        return self._child(spec, args, kwargs, grant=grant)
 
     async def step(self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A step is awaited, from whichever loop."""
@@ -634,7 +642,7 @@ class Journal:
 
     def _step(
         self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], business_key: str | None = None,
-        undoing: Undoing | None = None,
+        undoing: Undoing | None = None, grant: Grant | None = None,
     ) -> Request:  # fmt: skip
         raw = spec.arguments.dumps(args, kwargs)
         if business_key is None and isinstance(spec, EffectSpec):
@@ -643,30 +651,72 @@ class Journal:
         def perform(request: Request) -> None:
             if self.live.waits_for_person(request.key):
                 return
-            ask = self._as_ask(request, spec, raw, business_key, undoing)
+            ask = self._as_ask(request, spec, raw, business_key, undoing, grant)
             if isinstance(ask, EffectAsk):
                 self._turns.effects.start(self.live, ask)
             else:
+                self._spend(grant, ask.label)
                 self._turns.performer.start(self.live, ask)
 
         request = Request(LANE.get(), spec.name, raw, perform)
         request.load = _load_with(spec.result, spec.raises)
         if isinstance(spec, EffectSpec):
-            request.as_ask = partial(self._as_ask, request, spec, raw, business_key, undoing)
+            request.as_ask = partial(self._as_ask, request, spec, raw, business_key, undoing, grant)
             saga = open_here(f"effect {spec.name}") if undoing is None else None
             if isinstance(saga, HostedSaga):
                 request.hears = saga.join(request, spec, raw)
         return request
 
+    def has_lapsed(self, grant: Grant, name: str) -> None:
+        """A call that was approved is not made: it is too late for it."""
+        self._at_once(lambda: self._turns.approvals.spend(self.live, grant, name, lapsed=True))
+
+    def _spend(self, grant: Grant | None, call: str) -> None:
+        if grant is not None:
+            self._turns.approvals.spend(self.live, grant, call)
+
+    def ask_people(self, asked: decisions.Request, codec: ValueCodec) -> Request:
+        """People are asked. What comes of it is the event that says so, and the value that came with it."""
+        raw = asked.encoded()
+
+        def perform(request: Request) -> None:
+            live, key = self.live, request.key
+            request.is_wait = True
+            approval = decisions.approval_id(live.run_id, decisions.identity(live.execution.beginning.chapter, *key))
+            before = live.execution.known.requests.get(key)
+            until = self._turns.clock.now() + asked.within if asked.within else 0
+            until = until if before is None else before.expires_at
+            of = (*key, request.name, key[1] + 1)
+            self._turns.approvals.put(live, of, approval, asked, raw, request.packed, until)
+            if until:
+                request.deadline = until
+                self._turns.clock.wake_at(until, lambda: self._request_is_due(request, approval))
+
+        def load(event: e.Keyed, answer: bytes | None) -> Any:
+            if isinstance(event, e.PersonAnswered):
+                return event, answer or b"null", request.deadline or 0
+            if (no := asked.refuses(answer or b"null")) is not None:  # it is asked whether this would do
+                raise DecodeError("$", no)
+            return codec.loads(answer or b"null")
+
+        request = Request(LANE.get(), asked.label, raw, perform)
+        request.load, request.kind = load, asked.kind
+        return request
+
+    def _request_is_due(self, request: Request, approval: str) -> None:
+        if self.requests.get(request.key) is request and not (request.future.done() or self.live.is_parked):
+            self._turns.approvals.expire(self.live, approval)
+
     def _as_ask(
-        self, request: Request, spec: StepSpec, raw: bytes, business_key: str | None, undoing: Undoing | None
-    ) -> StepAsk:
+        self, request: Request, spec: StepSpec, raw: bytes, business_key: str | None, undoing: Undoing | None,
+        grant: Grant | None,
+    ) -> StepAsk:  # fmt: skip
         of, future = (request.key, spec.name, request.key[1] + 1), _unused_future(self.live)
         if business_key is None:
             ask = StepAsk(*of, future)
         else:
             ask = EffectAsk(*of, future)
-            ask.business_key = business_key
+            ask.business_key, ask.grant = business_key, grant
             if undoing is not None:
                 ask.undoes, ask.revision = undoing
         ask.spec, ask.input, ask.packed, ask.view = spec, raw, request.packed, None
@@ -681,6 +731,7 @@ class Journal:
         *,
         run_id: str | None = None,
         on_cancel: str = "wait",
+        grant: Grant | None = None,
     ) -> Request:
         self.live.execution.check_child_id(run_id)
         raw = spec.arguments.dumps(args, kwargs)
@@ -693,6 +744,7 @@ class Journal:
             request.is_wait = True
             if not ask.is_started:
                 self._starting.add(request.key)
+                self._spend(grant, ask.label)
             self._turns.children.start(self.live, ask)
 
         request = Request(LANE.get(), spec.name, raw, perform)
@@ -863,7 +915,11 @@ class Journal:
 
     def now(self) -> datetime:
         """The time of the last answer that this lane got: the same when it runs again."""
-        return when(self.lane_now.get(LANE.get(), self.began_at))
+        return when(self.now_us())
+
+    def now_us(self) -> int:
+        """The same, in microseconds since the epoch."""
+        return self.lane_now.get(LANE.get(), self.began_at)
 
     def random_bytes(self) -> bytes:
         """32 random bytes, the same when the section runs again."""

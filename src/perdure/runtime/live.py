@@ -19,6 +19,7 @@ from perdure.store.protocol import Append, Blob, Change, Letter, NewRun, Post, R
 if TYPE_CHECKING:
     from perdure.clock import Alarm
     from perdure.codec import Packed
+    from perdure.decisions import ApprovalEntry
     from perdure.ledger import LedgerEntry
     from perdure.runtime.performer import Flight
 
@@ -35,7 +36,7 @@ _SAY_WHAT_WAS_CALLED = (e.StepCompleted, e.StepFailed, e.AttemptFailed)
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """An event on its way into the history. `raw` is what the code gets when it `delivers`; `at` is set if it was
     delivered already (a lazy result). `ledger` is the row that an effect has from then on, `undone` that of the effect
-    that it takes back."""
+    that it takes back; `approval` the row of a request to people."""
 
     event: e.Event
     input: Packed | None = None
@@ -45,6 +46,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     at: int | None = None
     ledger: LedgerEntry | None = None
     undone: LedgerEntry | None = None
+    approval: ApprovalEntry | None = None
 
 
 class Standstill(NamedTuple):
@@ -92,6 +94,7 @@ class LiveRun:
         "epoch",
         "execution",
         "flights",
+        "has_approvals",
         "has_effects",
         "has_sections",
         "has_waiting_set",
@@ -156,6 +159,7 @@ class LiveRun:
         self.is_slow = False
         self.is_in_turn = False
         self.deferred: tuple[Callable[[], None], ...] = ()
+        self.has_approvals = False
         self.has_effects = False
         self.has_sections = False
         self.is_paused = False
@@ -247,6 +251,7 @@ class LiveRun:
         append = Append(
             append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs), self.change,
             self.taken, self.new_runs, self.watches, self.letters, effects,
+            approvals=_rows_of_approvals(entries) if self.has_approvals else (),
         )  # fmt: skip
         written = Written(append, entries, self.then, bool(self.lazy))
         self.entries, self.then, self.change, self.taken = [], (), None, ()
@@ -259,7 +264,7 @@ class LiveRun:
         rows, blobs = self._rows((entry,), now)
         return Append(
             append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs),
-            effects=_rows_of_ledger((entry,)), posts=posts,
+            effects=_rows_of_ledger((entry,)), posts=posts, approvals=_rows_of_approvals((entry,)),
         )  # fmt: skip
 
     def _rows(self, entries: Sequence[Entry], now: int) -> tuple[list[Row], list[Blob]]:
@@ -372,6 +377,11 @@ def _rows_of_ledger(entries: Sequence[Entry]) -> tuple[LedgerEntry, ...]:
     """Of each operation its last row."""
     rows = chain.from_iterable((entry.ledger, entry.undone) for entry in entries)
     return tuple({row.operation_id: row for row in rows if row is not None}.values())
+
+
+def _rows_of_approvals(entries: Sequence[Entry]) -> tuple[ApprovalEntry, ...]:
+    """Of each request its last row."""
+    return tuple({entry.approval.approval_id: entry.approval for entry in entries if entry.approval}.values())
 
 
 def _none_later_than_the_next(entries: Sequence[Entry]) -> list[Entry]:

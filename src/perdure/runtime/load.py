@@ -209,6 +209,7 @@ def rebuild(
     live = LiveRun(stored.info, execution, length=stored.length, head=stored.head, last_at=stored.rows[-1].at)
     live.epoch = claim.info.epoch
     live.is_suspect = claim.deaths > 0
+    live.has_approvals = bool(execution.known.requests or execution.known.early)
     _note_parking(live, past.events)
     return live, lambda: past.replay(execution)
 

@@ -91,6 +91,8 @@ def child_key(ask: Any) -> str:
 def is_too_early(turns: Turns, live: LiveRun, mail: Mail) -> bool:
     """Whether something was given for a call that hosted code has not made again yet (a value, or once more the message
     that it could not read): whether it fits is not known so far."""
+    if mail.kind == "decide":
+        return turns.approvals.is_too_early(live, mail)
     if mail.kind != "unblock":
         return False
     letter = msgspec.json.decode(mail.body, type=ControlLetter)
@@ -118,6 +120,8 @@ def take(turns: Turns, live: LiveRun, mail: Mail) -> None:
             )
         case "child":
             _take_child(live, mail)
+        case "decide":
+            turns.approvals.take(live, mail)
         case "cancel":
             _take_cancel(turns, live, msgspec.json.decode(mail.body, type=ControlLetter))
         case "pause" | "resume":

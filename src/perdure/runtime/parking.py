@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("perdure.runs")
 
 
+WAITS_FOR = {"approval": "approval", "question": "question", "receive": "message", "child": "child"}
+"""What a run is said to wait for, by what its code asks for; the first that there is."""
+
+
 class Parking:
     """Stops runs, and lets them go on or out of memory."""
 
@@ -49,6 +53,8 @@ class Parking:
                 live.note_unblocked(note)
                 live.record(note)
                 live.change = self.change(live)
+            elif isinstance(note, e.ApprovalSpent):
+                self._turns.approvals.spent(live, note)
             else:
                 live.execution.notes.append(note)
 
@@ -98,7 +104,7 @@ class Parking:
         kinds = {ask.kind for ask in live.execution.open.values()} | self._turns.sections.waits_for(live)
         if live.execution.holding:
             kinds.add("child")
-        for kind, reason in (("receive", "message"), ("child", "child")):
+        for kind, reason in WAITS_FOR.items():
             if kind in kinds:
                 return reason
         return "timer"

@@ -18,6 +18,7 @@ Happened = tuple[e.Keyed, int, "bytes | None"]
 
 
 OUTCOMES = (e.StepCompleted, e.StepFailed, e.ChildEnded, e.PersonAnswered)
+"""What ends a call of foreign code, whatever it is."""
 
 
 class Record(NamedTuple):
@@ -47,6 +48,8 @@ def records_of(history: Iterable[Happened]) -> list[Record]:
             record = record._replace(outcome=event, at=at, raw=raw, place=place)
         elif isinstance(event, e.SectionWait):
             record = record._replace(deadline=event.deadline)
+        elif isinstance(event, e.PersonAsked):
+            record = record._replace(deadline=event.expires_at)
         elif isinstance(event, e.SectionReceived) and raw is not None:
             record = record._replace(outcome=event, at=at, raw=raw, place=place)
         records[event.key] = record._replace(digest=digest)

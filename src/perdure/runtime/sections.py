@@ -129,6 +129,7 @@ class Sections:
         if not journal.is_cancelling and journal.tell_children():
             return
         live, ask, (raw, failed, continues) = journal.live, journal.ask, outcome
+        self.turns.approvals.withdraw_all(live, f"{journal.section}/")
         unused = tuple(f"{r.lane}/{r.name}" for r in journal.unused.left() if r.outcome is not None)
         self._journals.pop((live.rid, ask.key), None)
         if self._to_undo.pop((live.rid, ask.key), None) is not None:
@@ -186,7 +187,7 @@ class Sections:
         """Kinds of what suspended sections wait for: `sleep`, `receive`, `child`."""
         journals = self._of(live)
         requests = [r for j in journals if j.is_suspended for r in j.requests.values() if r.waiting]
-        kinds = {r.name.partition(":")[0] if r.digest is None else "child" for r in requests}
+        kinds = {r.kind or (r.name.partition(":")[0] if r.digest is None else "child") for r in requests}
         return kinds | {"child" for journal in journals if journal.outcome is not None}
 
     # ── what the turn tells ──────────────────────────────────────────────────────────────────

@@ -188,10 +188,12 @@ class _Body:
         kept = ask.spec.record_input
         event = e.EffectSucceeded(
             *ask.key, ask.name, ask.use, output.digest, packed_in.digest, ask.view, kept, flight.number,
-            entry.started_at, entry.operation_id, ask.business_key, reference, "returned", ask.undoes,
+            entry.started_at, entry.operation_id, ask.business_key, reference, "returned", ask.undoes, entry.approval,
         )  # fmt: skip
         undone = flight.undone and flight.undone.undone_by(entry.operation_id, now=self._now)
-        recorded = Entry(event, packed_in if kept else None, output, raw, True, ledger=entry, undone=undone)
+        recorded = Entry(
+            event, packed_in if kept else None, output, raw, True, ledger=entry, undone=undone, approval=flight.approval
+        )
         append = live.alone(self.intent.id, recorded, self._now, running.posts(live.rid, self._now))
         self.entry = entry
         self.written = Written(append, (recorded,), ())

@@ -26,12 +26,23 @@ import msgspec
 from perdure.clock import Clock
 from perdure.codec.exceptions import message_of
 from perdure.engine import where
-from perdure.engine.calls import QUESTIONS, Cancelled, ChildAsk, Command, EffectAsk, SectionAsk, StepAsk
+from perdure.engine.calls import (
+    QUESTIONS,
+    Cancelled,
+    ChildAsk,
+    Command,
+    EffectAsk,
+    Overdue,
+    RequestAsk,
+    SectionAsk,
+    StepAsk,
+)
 from perdure.engine.execution import Execution
 from perdure.engine.known import section_of
 from perdure.errors import HistoryCorruptError, PerdureBug, StoreError
 from perdure.history import events as e
 from perdure.runtime import load, mail
+from perdure.runtime.approvals import Approvals
 from perdure.runtime.children import Children
 from perdure.runtime.doubts import Doubts
 from perdure.runtime.effects import Effects
@@ -106,6 +117,7 @@ class Turns:
         self.sections = Sections(self)
         self.children = Children(self)
         self.parking = Parking(self)
+        self.approvals = Approvals(self)
         self.ends = Ends(self)
         self.performer = Performer(
             clock, self.report, self.parking.block_call, steps_max=steps_max, threads_max=threads_max, provided=provided
@@ -495,7 +507,7 @@ class Turns:
             perform()
 
     def perform(self, live: LiveRun, command: Command) -> None:
-        if not isinstance(command, Cancelled):
+        if not isinstance(command, Cancelled | Overdue):
             if live.execution.open.get(command.key) is not command:
                 return
             if self.is_stopping:  # whoever has the run next begins it
@@ -512,6 +524,11 @@ class Turns:
                 self.children.start(live, command)
             case SectionAsk():
                 self.sections.start(live, command)
+            case RequestAsk():
+                self.approvals.ask(live, command)
+            case Overdue(ask):
+                if live.execution.open.get(ask.key) is ask:
+                    self.approvals.expire(live, ask.id)
             case Cancelled(ask):
                 self.cancel(live, ask)
 
@@ -539,6 +556,12 @@ class Turns:
         if isinstance(ask, EffectAsk):
             self._cancel_effect(live, ask)
             return
+        task, n = ask.key
+        cancelled = e.CallCancelled(task, n, ask.name, ask.use)
+        if isinstance(ask, RequestAsk):
+            self.approvals.withdraw(live, ask.key, cancelled)
+            self.mark(live)
+            return
         if isinstance(ask, StepAsk):
             self.performer.cancel(live, ask.key)
         elif isinstance(ask, SectionAsk):
@@ -546,12 +569,12 @@ class Turns:
                 self.sections.cancel(live, ask)
                 return
             self.children.tell(live, self.sections.children_left(live, ask.key))
+            self.approvals.withdraw_all(live, section_of(ask.key) + "/")
             self.sections.cancel(live, ask)
             self.doubts.adopt_orphans(live)
         else:
             self.children.tell(live, [ask.run_id])
-        task, n = ask.key
-        live.record(e.CallCancelled(task, n, ask.name, ask.use))
+        live.record(cancelled)
         self._unblock_cancelled(live, ask)
         self.mark(live)
 
@@ -603,7 +626,7 @@ class Turns:
             if live is None:
                 continue
             cannot_go_on = live.is_parked or live.execution.failure is not None
-            if cannot_go_on and letter.kind in {"message", "child"}:
+            if cannot_go_on and letter.kind not in CONTROL_KINDS:
                 left.setdefault(live.rid, []).append(letter)
                 continue
             self._take(live, letter)

@@ -9,8 +9,9 @@ import os
 from collections.abc import Iterable, Iterator
 
 from perdure.codec import Memo
+from perdure.decisions import Happening
 from perdure.engine.calls import Key
-from perdure.engine.known import MOVES_EFFECTS, Standing, standings
+from perdure.engine.known import ABOUT_REQUESTS, MOVES_EFFECTS, Known, Standing, standings
 from perdure.errors import OperationOpen
 from perdure.history import events as e
 from perdure.history.chain import link
@@ -47,8 +48,7 @@ def end_by_force(store: Store, run_id: str, *, retry_after: tuple[float, ...], n
 
 def _end(store: Store, info: RunInfo, now: int) -> Outcome:
     rows = store.load(info.rid).rows
-    given_up = list(_given_up(store, info, rows, now))
-    entries = [*given_up, Entry(e.RunCancelled(forced=True))]
+    entries = [*_given_up(store, info, rows, now), *_withdrawn(store, rows, now), Entry(e.RunCancelled(forced=True))]
     change = Change(
         status=Status.CANCELLED, reason="", hint="", waiting=b"", release=True,
         ending=mail.ending(Status.CANCELLED, mail.CANCELLED),
@@ -56,7 +56,8 @@ def _end(store: Store, info: RunInfo, now: int) -> Outcome:
     letters = tuple(mail.from_parent(child, now=now) for child in _children_left(rows))
     append = Append(
         os.urandom(16), info.rid, info.epoch, rows[-1].seq + 1, tuple(_rows_after(rows[-1], entries, now)),
-        change=change, letters=letters, effects=tuple(entry.ledger for entry in given_up if entry.ledger is not None),
+        change=change, letters=letters, effects=tuple(entry.ledger for entry in entries if entry.ledger is not None),
+        approvals=tuple(entry.approval for entry in entries if entry.approval is not None),
     )  # fmt: skip
     return store.commit([append])[0]
 
@@ -98,6 +99,18 @@ def _refuse_while_open(info: RunInfo, rows: Iterable[Row]) -> dict[Key, Standing
                 standing.operation, str(standing.state),
             )  # fmt: skip
     return found
+
+
+def _withdrawn(store: Store, rows: Iterable[Row], now: int) -> Iterator[Entry]:
+    """The ends of what people were asked and have not decided."""
+    known = Known()
+    for row in rows:
+        if row.kind in ABOUT_REQUESTS:
+            known.note_request(e.decode(row.envelope))
+    for asked in known.requests.values():
+        found = store.approval(asked.id)
+        withdrawn = None if found is None else found.moved(Happening.WITHDRAWN, now=now)
+        yield Entry(e.CallCancelled(*asked.key, asked.name, asked.use), approval=withdrawn)
 
 
 def _children_left(rows: Iterable[Row]) -> list[str]:

@@ -15,15 +15,19 @@ from typing import Any
 
 from perdure.clock import MICROSECONDS, Clock, SystemClock
 from perdure.codec.packing import position_of, told
+from perdure.decisions import ApprovalEntry
 from perdure.errors import HistoryCorruptError, StoreError
 from perdure.ledger.entry import LedgerEntry
 from perdure.store import rules
 from perdure.store.protocol import (
+    DECISION_KIND,
     QUIET_KINDS,
     Append,
+    ApprovalFilter,
     Blob,
     Change,
     Claim,
+    Decide,
     Done,
     EffectFilter,
     Ended,
@@ -121,6 +125,7 @@ class _Shared:
     by_id: dict[str, int] = field(default_factory=dict[str, int])
     workers: dict[str, _Worker] = field(default_factory=dict[str, _Worker])
     effects: dict[str, LedgerEntry] = field(default_factory=dict[str, LedgerEntry])
+    approvals: dict[str, ApprovalEntry] = field(default_factory=dict[str, ApprovalEntry])
     posts: dict[str, _Post] = field(default_factory=dict[str, "_Post"])
     notes: dict[tuple[str, str], Note] = field(default_factory=dict[tuple[str, str], Note])
     pruned: dict[int, tuple[str, int, bytes]] = field(default_factory=dict[int, tuple[str, int, bytes]])
@@ -192,6 +197,8 @@ class MemoryStore:
                 return self._append(write)
             case Letter():
                 return self._send(write)
+            case Decide():
+                return self._decide(write)
 
     def _named(self, run_id: str) -> _Run | None:
         rid = self._shared.by_id.get(run_id)
@@ -288,6 +295,8 @@ class MemoryStore:
         for entry in append.effects:
             there_already = self._shared.effects.get(entry.operation_id, entry)
             self._shared.effects[entry.operation_id] = entry._replace(created_at=there_already.created_at)
+        for asked in append.approvals:
+            self._shared.approvals[asked.approval_id] = asked
         for post in append.posts:
             number = len(self._shared.posts) + 1
             self._shared.posts.setdefault(post.post_id, _Post(post._replace(number=number)))
@@ -351,6 +360,23 @@ class MemoryStore:
         if run.info.status.is_final:
             return Ended(run.info.status)
         self._deliver(run, letter.id, letter.kind, letter.key, letter.body, letter.sent_at)
+        return Done(run.info.rid)
+
+    def _decide(self, given: Decide) -> Outcome:
+        run = self._named(given.run_id)
+        if run is None:
+            return Missing()
+        if run.info.status.is_final:
+            return Ended(run.info.status)
+        if given.id not in run.letter_ids:
+            now, entry = self._clock.now(), self._shared.approvals.get(given.approval_id)
+            lying = [x.mail for x in run.letters.values() if not x.is_taken]
+            about = [(m.body, m.sent_at) for m in lying if (m.kind, m.key) == (DECISION_KIND, given.approval_id)]
+            own = entry if entry is not None and entry.rid == run.info.rid else None
+            refusal = rules.refused(given, own, about, now)
+            if refusal is not None:
+                return refusal
+            self._deliver(run, given.id, DECISION_KIND, given.approval_id, given.body, now)
         return Done(run.info.rid)
 
     def _deliver(self, run: _Run, letter_id: bytes, kind: str, key: str, body: bytes, sent_at: int) -> None:
@@ -577,6 +603,15 @@ class MemoryStore:
             newest_first = reversed(self._shared.effects.values())
             return [entry for entry in newest_first if _is_wanted(entry, which)][: which.limit]
 
+    def approval(self, approval_id: str) -> ApprovalEntry | None:
+        with self._shared.lock:
+            return self._shared.approvals.get(approval_id)
+
+    def approvals(self, which: ApprovalFilter) -> list[ApprovalEntry]:
+        with self._shared.lock:
+            newest_first = reversed(self._shared.approvals.values())
+            return [entry for entry in newest_first if _is_wanted_approval(entry, which)][: which.limit]
+
     # ── the outbox ───────────────────────────────────────────────────────────────────────────
     def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:
         with self._shared.lock:
@@ -650,15 +685,18 @@ class MemoryStore:
                 head = run.rows[-1].hash if run.rows else b""
                 self._shared.pruned[run.info.rid] = (run.info.run_id, run.length, head)
                 del self._shared.runs[run.info.rid], self._shared.by_id[run.info.run_id]
-                self._forget_effects(run.info.rid)
+                self._forget_rows(run.info.rid)
             if chosen:
                 self._count_commit()
             return len(chosen)
 
-    def _forget_effects(self, rid: int) -> None:
+    def _forget_rows(self, rid: int) -> None:
         effects = self._shared.effects
         for entry in [entry for entry in effects.values() if entry.rid == rid and entry.scope == "run"]:
             del effects[entry.operation_id]
+        approvals = self._shared.approvals
+        for asked in [asked for asked in approvals.values() if asked.rid == rid]:
+            del approvals[asked.approval_id]
 
     def _is_prunable(self, run: _Run, ended_before: int) -> bool:
         if not run.info.status.is_final or run.info.updated_at >= ended_before:
@@ -698,6 +736,7 @@ class MemoryStore:
                 "blobs": sum(len(run.blobs) for run in runs),
                 "letters": sum(not letter.is_taken for run in runs for letter in run.letters.values()),
                 "effects": len(self._shared.effects),
+                "approvals": len(self._shared.approvals),
                 "workers": len(self._shared.workers),
                 "bytes": sum(_size(run) for run in runs),
                 "schema_version": 0,
@@ -734,6 +773,15 @@ def _fits(info: RunInfo, which: Filter) -> bool:
 def _size(run: _Run) -> int:
     payloads = (len(part) for row in run.rows for part in (row.envelope, row.input, row.output) if part is not None)
     return sum(payloads) + sum(map(len, run.blobs.values()))
+
+
+def _is_wanted_approval(entry: ApprovalEntry, which: ApprovalFilter) -> bool:
+    return (
+        which.rid in {None, entry.rid}
+        and which.kind in {None, entry.kind}
+        and (which.status is None or entry.status in which.status)
+        and (which.before is None or entry.asked_at < which.before)
+    )
 
 
 def _is_wanted(entry: LedgerEntry, which: EffectFilter) -> bool:

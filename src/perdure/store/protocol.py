@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from perdure.decisions import ApprovalEntry, ApprovalState
 from perdure.ledger.entry import LedgerEntry
 from perdure.ledger.states import EffectState
 
@@ -158,7 +159,8 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     transaction; if a new run's id exists already the whole append is refused with `Exists`, if there is no run to watch
     with `Missing`. A letter of an append whose addressee has ended, or does not exist, is dropped. `effects` are rows
     of the ledger, new or in place of the row of the same operation id; if one of them belongs to another run the whole
-    append is refused with `Held`. `posts` are messages for the outbox; one whose id is there already changes nothing.
+    append is refused with `Held`. `approvals` are rows of requests to people, new or in place of the row of the same
+    id. `posts` are messages for the outbox; one whose id is there already changes nothing.
 
     Judged in this order: Missing, the same append again, Fenced, Ended, Moved, Exists, Held. A plain append (rows and
     blobs alone) does not touch the index row, so `updated_at` stands still.
@@ -177,6 +179,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     letters: tuple[Letter, ...] = ()
     effects: tuple[LedgerEntry, ...] = ()
     posts: tuple[Post, ...] = ()
+    approvals: tuple[ApprovalEntry, ...] = ()
 
 
 class Letter(NamedTuple):
@@ -198,8 +201,27 @@ class Letter(NamedTuple):
 
 
 CONTROL_KINDS = frozenset({"cancel", "pause", "resume", "unblock"})
+DECISION_KIND = "decide"
 
-Write = NewRun | Append | Letter
+
+class Decide(NamedTuple):
+    """What a person decides about a request of a run: a letter of kind `decide` whose key is the request's id and whose
+    `body` a `decisions.Decision`, delivered only if it counts.
+
+    Whether it counts is judged in the same transaction by `decisions.decide`, from the request's row and from the
+    decisions that lie in the mailbox already, by the store's clock: of several who decide at once, those who are too
+    late are refused with `Refused`, and so is a decision about a request that the run does not have. Unless it
+    `may_be_early`: then it is delivered all the same, and counts if that is asked later.
+    """
+
+    id: bytes
+    run_id: str
+    approval_id: str
+    body: bytes
+    may_be_early: bool = False
+
+
+Write = NewRun | Append | Letter | Decide
 
 
 class Done(msgspec.Struct, frozen=True, gc=False):
@@ -243,7 +265,14 @@ class Missing(NamedTuple):
     """There is no such run."""
 
 
-Outcome = Done | Exists | Held | Moved | Fenced | Ended | Missing
+class Refused(NamedTuple):
+    """The decision changes nothing; `why` and `told` are those of `decisions.Refusal`, or `unknown`."""
+
+    why: str
+    told: str
+
+
+Outcome = Done | Exists | Held | Moved | Fenced | Ended | Missing | Refused
 
 
 class RunInfo(NamedTuple):
@@ -333,6 +362,16 @@ class Note(NamedTuple):
     key: str
     body: bytes
     at: int
+
+
+class ApprovalFilter(NamedTuple):
+    """Which requests `approvals()` lists, the newest first. Every field narrows. `before`: an `asked_at`."""
+
+    rid: int | None = None
+    kind: str | None = None
+    status: frozenset[ApprovalState] | None = None
+    before: int | None = None
+    limit: int = 100
 
 
 class WorkerInfo(NamedTuple):
@@ -487,6 +526,12 @@ class Store(Protocol):
         ...
 
     def effects(self, which: EffectFilter) -> list[LedgerEntry]: ...
+
+    def approval(self, approval_id: str) -> ApprovalEntry | None:
+        """The row of a request to people."""
+        ...
+
+    def approvals(self, which: ApprovalFilter) -> list[ApprovalEntry]: ...
 
     # ── the outbox ───────────────────────────────────────────────────────────────────────────
     def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:

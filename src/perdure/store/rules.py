@@ -7,11 +7,13 @@ dead worker.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from perdure.decisions import ApprovalEntry, Refusal, decide
+from perdure.decisions.deciding import decode_decision
 from perdure.errors import PerdureBug
-from perdure.store.protocol import CONTROL_KINDS, Append, Change, NewRun, Row, Status, Wakes, Write
+from perdure.store.protocol import CONTROL_KINDS, Append, Change, Decide, NewRun, Refused, Row, Status, Wakes, Write
 
 RETRY_AFTER_DEATH_SECONDS = (0.0, 10.0, 60.0)
 """How long a run waits after a death of its worker without progress: the first, the second, the last."""
@@ -69,6 +71,21 @@ def earlier(due_at: int | None, now: int) -> int:
 def ending_letter_id(ended_rid: int, key: str) -> bytes:
     """The id of the letter that tells a watcher of an end: the same however often it is sent."""
     return hashlib.blake2b(f"{ended_rid}/{key}".encode(), digest_size=16).digest()
+
+
+def refused(
+    given: Decide, entry: ApprovalEntry | None, waiting: Iterable[tuple[bytes, int]], now: int
+) -> Refused | None:
+    """Why a decision does not count, or None. `entry`: the row of its request, if its run has one; `waiting`: the
+    decisions about it that lie in the mailbox, oldest first, with the times at which they were sent."""
+    if entry is None:
+        unknown = Refused("unknown", f"there is no request {given.approval_id}")
+        return None if given.may_be_early else unknown
+    for body, at in waiting:
+        following = decide(entry, decode_decision(body), at)
+        entry = entry if isinstance(following, Refusal) else following
+    following = decide(entry, decode_decision(given.body), now)
+    return Refused(*following) if isinstance(following, Refusal) else None
 
 
 class Death(NamedTuple):

@@ -16,10 +16,12 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
+from perdure.decisions import ApprovalEntry
 from perdure.errors import StoreError
 from perdure.ledger import LedgerEntry
 from perdure.store.protocol import (
     Append,
+    ApprovalFilter,
     Claim,
     EffectFilter,
     Filter,
@@ -223,6 +225,12 @@ class CrashingStore:
 
     def effects(self, which: EffectFilter) -> list[LedgerEntry]:
         return self._living(lambda: self.inner.effects(which))
+
+    def approval(self, approval_id: str) -> ApprovalEntry | None:
+        return self._living(lambda: self.inner.approval(approval_id))
+
+    def approvals(self, which: ApprovalFilter) -> list[ApprovalEntry]:
+        return self._living(lambda: self.inner.approvals(which))
 
     def heads(self) -> Iterator[tuple[str, int, int, bytes]]:
         return self._living(self.inner.heads)

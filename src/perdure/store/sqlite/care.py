@@ -20,7 +20,7 @@ def delete_run(connection: sqlite3.Connection, rid: int) -> bool:
     """The run with all that belongs to it; its line in `heads` stays. False: somebody else has done that."""
     if connection.execute(QUERIES["keep_head"], (rid,)).rowcount == 0:
         return False
-    for table in ("events", "blobs", "letters", "watchers", "effects", "posts", "run"):
+    for table in ("events", "blobs", "letters", "watchers", "effects", "approvals", "posts", "run"):
         connection.execute(QUERIES[f"delete_{table}"], (rid,))
     return True
 
@@ -77,7 +77,8 @@ def _copy(readers: Readers, target: str, progress: Callable[[int, int], None] | 
 def counts(readers: Readers) -> dict[str, int]:
     with readers.snapshot() as connection:
         by_status = dict(connection.execute(QUERIES["count_runs"]).fetchall())
-        pruned, events, blobs, letters, effects, workers = connection.execute(QUERIES["count_rest"]).fetchone()
+        rest = connection.execute(QUERIES["count_rest"]).fetchone()
+        pruned, events, blobs, letters, effects, approvals, workers = rest
         (size,) = connection.execute(QUERIES["size"]).fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
     return {
@@ -88,6 +89,7 @@ def counts(readers: Readers) -> dict[str, int]:
         "blobs": blobs,
         "letters": letters,
         "effects": effects,
+        "approvals": approvals,
         "workers": workers,
         "bytes": size,
         "schema_version": version,

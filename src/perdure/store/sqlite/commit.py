@@ -17,9 +17,11 @@ import msgspec
 from perdure.ledger.entry import LedgerEntry
 from perdure.store import rules
 from perdure.store.protocol import (
+    DECISION_KIND,
     QUIET_KINDS,
     Append,
     Change,
+    Decide,
     Done,
     Ended,
     Exists,
@@ -36,7 +38,7 @@ from perdure.store.protocol import (
     Write,
 )
 from perdure.store.sql import load_queries
-from perdure.store.sqlite.rows import ledger_entry, run_info
+from perdure.store.sqlite.rows import approval_columns, approval_entry, ledger_entry, run_info
 from perdure.store.sqlite.writer import Facts
 
 QUERIES = load_queries(os.path.join(os.path.dirname(__file__), "queries"))
@@ -51,6 +53,8 @@ def append_alone(connection: sqlite3.Connection, facts: Facts, write: Write) -> 
     if not isinstance(write, Append) or len(write.rows) != 1 or write.blobs or write.taken:
         return None
     if write.change is not None or write.new_runs or write.watches or write.letters or write.effects or write.posts:
+        return None
+    if write.approvals:  # rare: looked at last
         return None
     rid, length = write.rid, write.expected_length
     if facts.standing.get(rid) != (write.epoch, length):
@@ -124,6 +128,8 @@ class Commit:
                 return self._start(write)
             case Letter():
                 return self._send(write)
+            case Decide():
+                return self._decide(write)
 
     def _sql(self, name: str, *parameters: Any) -> sqlite3.Cursor:
         """Execute one query, after all that was collected before it."""
@@ -219,7 +225,7 @@ class Commit:
             self._taken.append((mail_id, rid))
         if append.change is not None or append.new_runs or append.watches or append.letters:
             self._record_others(append)
-        elif append.effects or append.posts:
+        elif append.effects or append.posts or append.approvals:
             self._record_effects(append)
         return Done(rid, length)
 
@@ -238,6 +244,8 @@ class Commit:
     def _record_effects(self, append: Append) -> None:
         for entry in append.effects:
             self._sql("write_effect", *entry)
+        for asked in append.approvals:
+            self._sql("write_approval", *approval_columns(asked))
         for post in append.posts:
             self._sql("insert_post", *post[:10])
 
@@ -356,6 +364,28 @@ class Commit:
             return Ended(Status(run.status))
         self._deliver(run, letter.id, letter.kind, letter.key, letter.body, letter.sent_at)
         return Done(run.rid)
+
+    def _decide(self, given: Decide) -> Outcome:
+        found = self._sql("addressee", given.run_id).fetchone()
+        if found is None:
+            return Missing()
+        run = Addressee(*found)
+        if Status(run.status).is_final:
+            return Ended(Status(run.status))
+        if self._sql("letter_exists", run.rid, given.id).fetchone() is None:
+            refusal = self._judge_decision(run.rid, given)
+            if refusal is not None:
+                return refusal
+            self._deliver(run, given.id, DECISION_KIND, given.approval_id, given.body, self._now)
+        return Done(run.rid)
+
+    def _judge_decision(self, rid: int, given: Decide) -> Outcome | None:
+        found = self._sql("approval", given.approval_id).fetchone()
+        entry = None if found is None else approval_entry(found)
+        if entry is not None and entry.rid != rid:
+            entry = None
+        waiting = self._sql("letters_about", rid, DECISION_KIND, given.approval_id).fetchall()
+        return rules.refused(given, entry, waiting, self._now)
 
     def _deliver(self, run: Addressee, letter_id: bytes, kind: str, key: str, body: bytes, sent_at: int) -> None:
         cursor = self._sql("insert_letter", run.rid, letter_id, kind, key, body, sent_at)

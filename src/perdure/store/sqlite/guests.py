@@ -9,7 +9,9 @@ import contextlib
 import sqlite3
 from collections.abc import Generator
 
-OURS = frozenset({"runs", "events", "blobs", "mailbox", "effects", "watchers", "workers", "heads", "outbox", "notes"})
+OURS = frozenset(
+    {"runs", "events", "blobs", "mailbox", "effects", "approvals", "watchers", "workers", "heads", "outbox", "notes"}
+)
 _LOOKS = frozenset({sqlite3.SQLITE_READ, sqlite3.SQLITE_SELECT})
 _CONTROL = frozenset({sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
 

@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 
 from perdure.codec.packing import position_of, told
+from perdure.decisions import ApprovalEntry, ApprovalState
 from perdure.errors import HistoryCorruptError
 from perdure.ledger.entry import LedgerEntry
 from perdure.ledger.states import EffectState
-from perdure.store.protocol import EffectFilter, Filter, Mail, Row, RunInfo, Stored, WorkerInfo
+from perdure.store.protocol import ApprovalFilter, EffectFilter, Filter, Mail, Row, RunInfo, Stored, WorkerInfo
 from perdure.store.sqlite.commit import QUERIES
 from perdure.store.sqlite.connect import connect, leaves_doubts, translated
-from perdure.store.sqlite.rows import ledger_entry, run_info, worker_info
+from perdure.store.sqlite.rows import approval_entry, ledger_entry, run_info, worker_info
 
 IDLE_READERS_MAX = 4
 _as_row: Callable[[Any], Row] = partial(tuple.__new__, Row)  # pyright: ignore[reportUnknownMemberType]
@@ -214,6 +215,22 @@ class Readers:
         query = " ".join(QUERIES[part] for part in parts)
         with self.connection() as connection:
             return [ledger_entry(row) for row in connection.execute(query, values)]
+
+    def approval(self, approval_id: str) -> ApprovalEntry | None:
+        found = self.first("approval", approval_id)
+        return None if found is None else approval_entry(found)
+
+    def approvals(self, which: ApprovalFilter) -> list[ApprovalEntry]:
+        values = {name: value for name, value in which._asdict().items() if value is not None}
+        if which.status is not None:
+            values["status"] = msgspec.json.encode(sorted(which.status)).decode()
+        narrowed = [f"and_{name}" for name in values if name not in {"limit", "before"}]
+        parts = ["list_approvals", *narrowed, *(["and_asked_before"] if which.before is not None else ())]
+        if which.status == frozenset({ApprovalState.PENDING}):
+            parts.insert(1, "and_pending")
+        query = " ".join(QUERIES[part] for part in (*parts, "newest_approval_first"))
+        with self.connection() as connection:
+            return [approval_entry(row) for row in connection.execute(query, values)]
 
     def workers(self) -> list[WorkerInfo]:
         return [worker_info(row) for row in self.all("all_workers")]

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.decisions import ApprovalEntry, ApprovalState, Vote
 from perdure.ledger.entry import LedgerEntry
 from perdure.ledger.states import EffectState
 from perdure.store.protocol import RunInfo, Status, WorkerInfo
@@ -27,3 +28,20 @@ def worker_info(columns: Sequence[Any]) -> WorkerInfo:
 
 def ledger_entry(columns: Sequence[Any]) -> LedgerEntry:
     return LedgerEntry._make((*columns[:10], EffectState(columns[10]), *columns[11:]))
+
+
+def approval_entry(columns: Sequence[Any]) -> ApprovalEntry:
+    *before, status, approvers, quorum, recheck = columns[:14]
+    *between, said, used_by = columns[14:]
+    names = tuple(msgspec.json.decode(approvers, type=list[str]))
+    votes = msgspec.json.decode(said, type=tuple[Vote, ...])
+    return ApprovalEntry._make(
+        (*before, ApprovalState(status), names, quorum, bool(recheck), *between, votes, used_by)
+    )
+
+
+def approval_columns(entry: ApprovalEntry) -> Sequence[Any]:
+    return entry._replace(
+        approvers=msgspec.json.encode(entry.approvers).decode(),  # type: ignore[arg-type]
+        recheck=int(entry.recheck), said=msgspec.json.encode(entry.said).decode(),  # type: ignore[arg-type]
+    )  # fmt: skip

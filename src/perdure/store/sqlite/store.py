@@ -15,11 +15,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import msgspec
 
 from perdure.clock import MICROSECONDS, Clock, SystemClock
+from perdure.decisions import ApprovalEntry
 from perdure.errors import ForkedError, PerdureBug, PerdureError, StoreBusyError, StoreError, StoreReadOnlyError
 from perdure.ledger.entry import LedgerEntry
 from perdure.store import rules
 from perdure.store.protocol import (
     Append,
+    ApprovalFilter,
     Claim,
     Done,
     EffectFilter,
@@ -281,6 +283,14 @@ class SqliteStore:
     def effects(self, which: EffectFilter) -> list[LedgerEntry]:
         self._check_usable()
         return self._readers.effects(which)
+
+    def approval(self, approval_id: str) -> ApprovalEntry | None:
+        self._check_usable()
+        return self._readers.approval(approval_id)
+
+    def approvals(self, which: ApprovalFilter) -> list[ApprovalEntry]:
+        self._check_usable()
+        return self._readers.approvals(which)
 
     # ── the outbox ───────────────────────────────────────────────────────────────────────────
     def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:

@@ -10,10 +10,14 @@ Subclass `StoreConformance`, say how your store is opened, and pytest runs the s
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{part}" for part in ("base", "appends", "effects", "mail", "workers", "reading", "notes", "care"))
+    *(
+        f"{__name__}.{part}"
+        for part in ("base", "appends", "effects", "approvals", "mail", "workers", "reading", "notes", "care")
+    )
 )
 
 from perdure.testing.conformance.appends import AppendPromises  # noqa: E402  after their asserts are made to explain
+from perdure.testing.conformance.approvals import ApprovalPromises  # noqa: E402
 from perdure.testing.conformance.base import StillClock  # noqa: E402
 from perdure.testing.conformance.care import CarePromises  # noqa: E402
 from perdure.testing.conformance.effects import EffectPromises  # noqa: E402
@@ -26,6 +30,13 @@ __all__ = ["StillClock", "StoreConformance"]
 
 
 class StoreConformance(
-    AppendPromises, EffectPromises, MailPromises, WorkerPromises, ReadPromises, NotePromises, CarePromises
+    AppendPromises,
+    EffectPromises,
+    ApprovalPromises,
+    MailPromises,
+    WorkerPromises,
+    ReadPromises,
+    NotePromises,
+    CarePromises,
 ):
     """The whole suite. `open(place, clock)` opens a store; called again with the same place, another handle on it."""

@@ -22,7 +22,7 @@ from perdure.runtime import mail
 from perdure.runtime.effects import EffectFlight
 from perdure.runtime.performer import Flight, Function
 from perdure.specs import EffectSpec, Unsure
-from perdure.store.protocol import Append, Letter, Mail, NewRun, Outcome, Row, Store, Write
+from perdure.store.protocol import Append, Decide, Letter, Mail, NewRun, Outcome, Row, Store, Write
 from perdure.testing.clock import FakeAlarm, FakeClock
 from perdure.testing.crashing import Crash, CrashingStore
 from perdure.testing.drilling import words
@@ -107,7 +107,7 @@ class WatchedStore(CrashingStore):
         return [named for write in writes for named in words.of_write(write, self._run_of(write), self._process.root)]
 
     def _run_of(self, write: Write) -> str:
-        if isinstance(write, NewRun | Letter):
+        if isinstance(write, NewRun | Letter | Decide):
             return write.run_id
         return next((run_id for run_id, rid, _, _ in self.inner.heads() if rid == write.rid), "?")
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perdure.history import events as e
-from perdure.store.protocol import Append, Letter, NewRun, Write
+from perdure.store.protocol import Append, Decide, Letter, NewRun, Write
 
 
 class Named(NamedTuple):
@@ -66,7 +66,7 @@ def of_write(write: Write, run_id: str, root: str) -> list[Named]:
             return [_same(f"the start of the run{where}")]
         case Letter(kind="message"):
             return [_same(f"the sending of message {write.key!r}{where}")]
-        case Letter():
+        case Letter() | Decide():
             return [_same(f"the sending of a decision{where}")]
         case Append():
             named = [of_event(e.decode(row.envelope), run_id, root) for row in write.rows]

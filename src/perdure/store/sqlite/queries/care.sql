@@ -30,6 +30,9 @@ DELETE FROM watchers WHERE rid = ?;
 -- name: delete_effects
 DELETE FROM effects WHERE rid = ? AND scope = 'run';
 
+-- name: delete_approvals
+DELETE FROM approvals WHERE rid = ?;
+
 -- name: delete_run
 DELETE FROM runs WHERE rid = ?;
 
@@ -54,6 +57,7 @@ SELECT
     (SELECT count(*) FROM blobs),
     (SELECT count(*) FROM mailbox WHERE taken = 0),
     (SELECT count(*) FROM effects),
+    (SELECT count(*) FROM approvals),
     (SELECT count(*) FROM workers);
 
 -- name: size

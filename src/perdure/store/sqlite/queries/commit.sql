@@ -17,8 +17,8 @@ INSERT INTO blobs (rid, digest, body) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
 INSERT INTO effects (
     operation_id, rid, run_id, call, label, action_name, scope, business_key, revision, request_hash, status, downstream,
     risk, created_at, updated_at, attempts, started_at, committed_at, external_ref, external_request_id, response_hash,
-    result_json, compensated_by, note, other_references
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    result_json, compensated_by, note, other_references, approval
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (operation_id) DO UPDATE SET
     status = excluded.status,
     updated_at = excluded.updated_at,
@@ -31,7 +31,26 @@ ON CONFLICT (operation_id) DO UPDATE SET
     result_json = excluded.result_json,
     compensated_by = excluded.compensated_by,
     note = excluded.note,
-    other_references = excluded.other_references;
+    other_references = excluded.other_references,
+    approval = excluded.approval;
+
+-- name: write_approval
+INSERT INTO approvals (
+    approval_id, rid, run_id, workflow, version, kind, call, label, subject, request_hash, status, approvers, quorum,
+    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (approval_id) DO UPDATE SET
+    status = excluded.status,
+    approvers = excluded.approvers,
+    updated_at = excluded.updated_at,
+    said = excluded.said,
+    used_by = excluded.used_by;
+
+-- name: letter_exists
+SELECT 1 FROM mailbox WHERE rid = ? AND letter_id = ?;
+
+-- name: letters_about
+SELECT body, sent_at FROM mailbox WHERE rid = ? AND kind = ? AND key = ? AND taken = 0 ORDER BY mail_id;
 
 -- name: holder_of_effect
 SELECT rid FROM effects WHERE operation_id = ?;

@@ -79,13 +79,13 @@ SELECT mail_id, rid, kind, key, body, sent_at FROM mailbox WHERE taken = 0;
 -- name: effect
 SELECT operation_id, rid, run_id, call, label, action_name, scope, business_key, revision, request_hash, status, downstream,
     risk, created_at, updated_at, attempts, started_at, committed_at, external_ref, external_request_id, response_hash,
-    result_json, compensated_by, note, other_references
+    result_json, compensated_by, note, other_references, approval
 FROM effects WHERE operation_id = ?;
 
 -- name: list_effects
 SELECT operation_id, rid, run_id, call, label, action_name, scope, business_key, revision, request_hash, status, downstream,
     risk, created_at, updated_at, attempts, started_at, committed_at, external_ref, external_request_id, response_hash,
-    result_json, compensated_by, note, other_references
+    result_json, compensated_by, note, other_references, approval
 FROM effects WHERE TRUE
 
 -- name: and_rid
@@ -105,4 +105,27 @@ AND created_at < :before
 AND status IN ('started', 'unknown', 'failed_retryable')
 
 -- name: newest_effect_first
+ORDER BY rowid DESC LIMIT :limit
+
+-- name: approval
+SELECT approval_id, rid, run_id, workflow, version, kind, call, label, subject, request_hash, status, approvers, quorum,
+    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by
+FROM approvals WHERE approval_id = ?;
+
+-- name: list_approvals
+SELECT approval_id, rid, run_id, workflow, version, kind, call, label, subject, request_hash, status, approvers, quorum,
+    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by
+FROM approvals WHERE TRUE
+
+-- name: and_kind
+AND kind = :kind
+
+-- name: and_asked_before
+AND asked_at < :before
+
+-- What follows from such a filter, said so that the index of pending requests is used.
+-- name: and_pending
+AND status = 'pending'
+
+-- name: newest_approval_first
 ORDER BY rowid DESC LIMIT :limit

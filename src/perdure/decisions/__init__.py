@@ -1,0 +1,29 @@
+"""What people are asked, and what their decisions do. Pure: no I/O, clock, randomness or threads.
+
+    states.py     the states of a request, and what leads from one to another: a table
+    request.py    what is asked, as it is stored and hashed; the ids of requests
+    entry.py      one row of the table of approvals
+    deciding.py   does this decision count, and what follows from it?
+"""
+
+from perdure.decisions.deciding import CHOICES, Decision, Refusal, decide, refusal_of_state
+from perdure.decisions.entry import ApprovalEntry, Vote
+from perdure.decisions.request import Request, approval_id, identity, request_hash
+from perdure.decisions.states import ApprovalState, Happening, after
+
+__all__ = [
+    "CHOICES",
+    "ApprovalEntry",
+    "ApprovalState",
+    "Decision",
+    "Happening",
+    "Refusal",
+    "Request",
+    "Vote",
+    "after",
+    "approval_id",
+    "decide",
+    "identity",
+    "refusal_of_state",
+    "request_hash",
+]

@@ -1,0 +1,282 @@
+"""What the code of a run asks people: put, decided, expired, withdrawn, used up.
+
+    ask ──▶ asked, durable ──▶ announced ──▶ decisions come by mail ──▶ decided ──▶ the call, which uses the approval up
+                                       └──▶ its time is up, and no decision lies in the mailbox ──▶ expired
+
+Whether a decision counts is `perdure.decisions`'; here it is taken into the history. Only the holder of a run's epoch
+does that, so of a decision and an expiry, or of two decisions, the one that is recorded first has won. The row of a
+request changes in the commit of its event.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from perdure.clock import time_text
+from perdure.codec import pack
+from perdure.decisions import (
+    ApprovalEntry,
+    ApprovalState,
+    Decision,
+    Happening,
+    Refusal,
+    Request,
+    decide,
+    identity,
+    refusal_of_state,
+    request_hash,
+)
+from perdure.decisions.deciding import decode_decision, encode_decision
+from perdure.decisions.entry import BODY_IN_ROW_BYTES_MAX
+from perdure.engine.calls import Grant, Key, RequestAsk
+from perdure.errors import ApprovalExpired, PerdureBug, PerdureError
+from perdure.history import events as e
+from perdure.runtime import mail
+from perdure.runtime.live import Entry, LiveRun
+from perdure.store.protocol import DECISION_KIND, Letter, Mail
+
+if TYPE_CHECKING:
+    from perdure.runtime.effects import EffectFlight
+    from perdure.runtime.turn import Turns
+
+log = logging.getLogger("perdure.inbox")
+
+OUTCOMES = {ApprovalState.APPROVED: "approve", ApprovalState.REJECTED: "reject", ApprovalState.ANSWERED: "answer"}
+
+
+class Approvals:
+    """The requests of all runs in memory."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self.on_announced: Callable[[ApprovalEntry, bool], None] = _told_in_the_log
+
+    def row(self, live: LiveRun, approval: str) -> ApprovalEntry | None:
+        """The row of a request as it will be once what this run has on its way is durable."""
+        written = live.under_way.entries if live.under_way is not None else ()
+        for entry in chain(reversed(live.entries), reversed(written)):
+            if entry.approval is not None and entry.approval.approval_id == approval:
+                return entry.approval
+        found = self._turns.store.approval(approval)
+        return found if found is not None and found.rid == live.rid else None
+
+    # ── asked ────────────────────────────────────────────────────────────────────────────────
+    def ask(self, live: LiveRun, ask: RequestAsk) -> None:
+        """The code asks in its own name: put it to people; or, once more, since it was asked before."""
+        self.put(live, (*ask.key, ask.name, ask.use), ask.id, ask.request, ask.raw, ask.packed, ask.expires_at)
+
+    def put(
+        self, live: LiveRun, of: tuple[str, int, str, int], approval: str, request: Request, raw: bytes, packed: Any,
+        expires_at: int,
+    ) -> None:  # fmt: skip
+        """Put a request to people, announced once it is durable; one that was put before is announced as a repeat."""
+        if live.is_in_turn:
+            live.deferred += (partial(self.put, live, of, approval, request, raw, packed, expires_at),)
+            return
+        if live.is_gone or live.is_leaving:
+            return
+        if of[:2] in live.execution.known.asked:
+            self._announce_again(live, approval)
+            return
+        info, now = live.info, self._turns.clock.now()
+        call = identity(live.execution.beginning.chapter, *of[:2])
+        hashed = request_hash(live.run_id, call, info.workflow, info.version, raw)
+        event = e.PersonAsked(*of, request.kind, approval, hashed, info.version, packed.digest, expires_at)
+        row = ApprovalEntry(
+            approval, live.rid, live.run_id, info.workflow, info.version, request.kind, call, event.label, request.name,
+            event.hash, ApprovalState.PENDING, request.approvers, request.quorum, request.recheck, request.note, now,
+            now, expires_at, packed.digest, raw if len(raw) <= BODY_IN_ROW_BYTES_MAX else None,
+        )  # fmt: skip
+        early = live.execution.known.early.get(approval, ())
+        self._record(live, event, row, input=packed)
+        live.then += (lambda: self.on_announced(row, False),)
+        for decided, value in list(early):
+            self._decide(live, row, _decision_of(decided, value), decided.sent_at)
+            row = self.row(live, approval) or row
+        self._turns.mark(live)
+
+    def _announce_again(self, live: LiveRun, id: str) -> None:
+        row = self.row(live, id)
+        if row is not None and row.status is ApprovalState.PENDING:
+            self.on_announced(row, True)
+
+    def is_too_early(self, live: LiveRun, letter: Mail) -> bool:
+        """Whether an answer has come to a question that hosted code has not asked again yet: whether it fits is not
+        known so far."""
+        asked = next((key for key, asked in live.execution.known.requests.items() if asked.id == letter.key), None)
+        is_answer = asked is not None and ":" in asked[0] and decode_decision(letter.body).choice == "answer"
+        return is_answer and asked is not None and not self._turns.sections.has_asked(live, asked)
+
+    # ── decided ──────────────────────────────────────────────────────────────────────────────
+    def take(self, live: LiveRun, letter: Mail) -> None:
+        """A decision has come."""
+        decision = decode_decision(letter.body)
+        row = self.row(live, letter.key)
+        if row is not None:
+            self._decide(live, row, decision, letter.sent_at)
+            return
+        value = None if decision.value is None else decision.value.encode()
+        output = None if value is None else pack(value, live.execution.memo)
+        decided = _decided(
+            decision, letter.key, letter.sent_at, is_early=True, output=output.digest if output else b""
+        )
+        live.has_approvals = True
+        live.execution.known.note_request(decided, value)
+        live.record(decided, output=output)
+
+    def _decide(self, live: LiveRun, row: ApprovalEntry, decision: Decision, at: int) -> None:
+        following = decide(row, decision, at)
+        if not isinstance(following, Refusal) and decision.choice == "answer":
+            problem = self._misfit(live, row, (decision.value or "null").encode())
+            following = following if problem is None else Refusal("misfit", problem)
+        if isinstance(following, Refusal):
+            refused = f"{following.why}: {following.told}"
+            self._record(live, _decided(decision, row.approval_id, at, refused=refused), None)
+            log.warning("run %s: what %s decided about %s is refused: %s", live.run_id, decision.by, row.label, refused)
+        elif following.status is ApprovalState.PENDING:
+            to = (decision.value or "") if decision.choice == "delegate" else ""
+            self._record(live, _decided(decision, row.approval_id, at, to=to), following)
+        else:
+            self._answer(live, following, decision, (decision.value or "null").encode())
+
+    def _misfit(self, live: LiveRun, row: ApprovalEntry, value: bytes) -> str | None:
+        """Why this cannot be the answer; None if it can, or if the code that asks has not come so far again."""
+        key = row.parts[:2]
+        ask = live.execution.open.get(key)
+        if not isinstance(ask, RequestAsk):
+            return self._turns.sections.misfit(live, key, value)
+        if (no := ask.request.refuses(value)) is not None:
+            return no
+        try:
+            ask.codec.loads(value)
+        except Exception as error:  # a DecodeError, or what a class makes of its fields
+            return str(error)
+        return None
+
+    def _answer(self, live: LiveRun, row: ApprovalEntry, decision: Decision, value: bytes) -> None:
+        output = pack(value, live.execution.memo)
+        event = e.PersonAnswered(
+            *row.parts, OUTCOMES.get(row.status, "expired"), decision.by, decision.comment, output.digest, decision.role
+        )
+        live.has_sections |= event.is_in_section
+        self._record(live, event, row, raw=value, output=output, delivers=True)
+
+    # ── its time is up ───────────────────────────────────────────────────────────────────────
+    def expire(self, live: LiveRun, id: str) -> None:
+        """The time of a request is up: what was decided before lies in the mailbox, and counts."""
+        if live.is_in_turn:
+            live.deferred += (partial(self.expire, live, id),)
+            return
+        if not live.is_gone:
+            self._turns.take_mail(self._turns.store.mail([live.rid]))
+        row = self.row(live, id)
+        if row is None or row.status is not ApprovalState.PENDING or live.is_gone or live.is_leaving:
+            return
+        now = self._turns.clock.now()
+        self._answer(live, row.moved(Happening.TIMED_OUT, now=now), Decision("expired", "", ""), b"null")
+        self._turns.mark(live)
+
+    # ── not wanted any more ──────────────────────────────────────────────────────────────────
+    def withdraw(self, live: LiveRun, key: Key, cancelled: e.CallCancelled) -> None:
+        """The code does not wait for this request any more."""
+        asked = live.execution.known.requests.get(key)
+        row = None if asked is None else self.row(live, asked.id)
+        if row is not None and not row.status.is_final and row.status is not ApprovalState.USED:
+            row = row.moved(Happening.WITHDRAWN, now=self._turns.clock.now())
+            self._record(live, cancelled, row)
+        else:
+            live.record(cancelled)
+
+    def withdraw_all(self, live: LiveRun, inside: str = "") -> None:
+        """The run ends, or the hosted code whose calls begin with `inside`: nobody waits for its requests."""
+        if not live.has_approvals:
+            return
+        for key, asked in list(live.execution.known.requests.items()):
+            if key[0].startswith(inside):
+                self.withdraw(live, key, e.CallCancelled(*key, asked.name, asked.use))
+
+    def carry_early(self, live: LiveRun) -> None:
+        """What was decided before it was asked may be asked in the next chapter: it comes once more."""
+        if not live.has_approvals:
+            return
+        now = self._turns.clock.now()
+        for approval, decided in live.execution.known.early.items():
+            for event, value in decided:
+                body = encode_decision(_decision_of(event, value))
+                letter = mail.letter(live.run_id, DECISION_KIND, key=approval, body=body, now=now)
+                live.letters += (Letter(*letter[:5], event.sent_at),)
+
+    def spend(self, live: LiveRun, grant: Grant, call: str, *, lapsed: bool = False) -> None:
+        """Hosted code calls a step or a workflow that was approved; or does not, since it is too late."""
+        if grant.id not in live.execution.known.spent:
+            self.spent(live, e.ApprovalSpent(grant.id, call, lapsed))
+            self._turns.mark(live)
+
+    # ── used up ──────────────────────────────────────────────────────────────────────────────
+    def gate(self, flight: EffectFlight, grant: Grant) -> PerdureError | None:
+        """Why an effect that was approved may not be sent now; None if it may. Then its start uses the approval up."""
+        live, now = flight.live, self._turns.clock.now()
+        row = self.row(live, grant.id)
+        if row is None:
+            raise PerdureBug(f"{flight.ask.label} was approved by {grant.id}, which is not there")
+        if flight.ask.input != grant.arguments:
+            raise PerdureBug(f"{flight.ask.label}: what was approved by {grant.id} is not what is about to be sent")
+        operation = flight.entry.operation_id
+        if row.status is ApprovalState.USED and row.used_by == operation:
+            return None  # another attempt at the same operation
+        if row.status is not ApprovalState.APPROVED:
+            why = f"used by {row.used_by}" if row.status is ApprovalState.USED else refusal_of_state(row).told
+            return ApprovalExpired(f"{flight.ask.label}: the approval {grant.id} does not stand: {why}", grant.id)
+        if grant.is_late(now):
+            flight.approval = row.moved(Happening.LAPSED, now=now)
+            until = time_text(grant.expires_at)
+            return ApprovalExpired(
+                f"{flight.ask.label}: it was approved, and had to begin before {until}: ask again", grant.id
+            )
+        flight.approval = row.used(operation, now=now)
+        return None
+
+    def spent(self, live: LiveRun, event: e.ApprovalSpent) -> None:
+        """A step or child that was approved begins, or does not because it is too late."""
+        row, now = self.row(live, event.id), self._turns.clock.now()
+        if row is None or row.status is not ApprovalState.APPROVED:
+            raise PerdureBug(f"{event.call} was approved by {event.id}, which does not stand")
+        row = row.moved(Happening.LAPSED, now=now) if event.lapsed else row.used(event.call, now=now)
+        self._record(live, event, row)
+
+    def _record(self, live: LiveRun, event: e.Event, row: ApprovalEntry | None, **more: Any) -> None:
+        """Put an event on its way, the row in the same commit."""
+        live.has_approvals = True
+        live.execution.known.note_request(event)
+        live.entries.append(Entry(event, approval=row, **more))
+
+
+def _decided(
+    decision: Decision, id: str, at: int, *, to: str = "", refused: str = "", is_early: bool = False,
+    output: bytes = b"",
+) -> e.PersonDecided:
+    return e.PersonDecided(
+        id, decision.choice, decision.by, decision.request_hash, decision.role, decision.comment, to, output, at,
+        is_early, refused,
+    )  # fmt: skip
+
+
+def _decision_of(event: e.PersonDecided, value: bytes | None) -> Decision:
+    text = value.decode() if value is not None else event.to or None
+    return Decision(event.choice, event.hash, event.by, event.role, event.why, text)
+
+
+def _told_in_the_log(row: ApprovalEntry, is_repeat: bool) -> None:
+    until = f", until {time_text(row.expires_at)}" if row.expires_at else ""
+    again = " (asked before)" if is_repeat else ""
+    log.info(
+        "run %s asks for %s %s: %s, by %s%s%s", row.run_id, row.kind, row.approval_id, row.subject,
+        ", ".join(row.approvers) or "anybody", until, again,
+    )  # fmt: skip
+
+
+__all__ = ["Approvals"]
