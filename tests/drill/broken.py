@@ -73,7 +73,6 @@ async def count() -> int:
 
 
 COUNTER = itertools.count()
-BANK = Bank()
 PAID: list[str] = []
 
 
@@ -101,6 +100,37 @@ async def pays_in_a_step(order: str) -> str:
 async def pays_in_its_code(order: str) -> str:
     PAID.append(order)  # perdure: ignore
     return await post(order)
+
+
+@workflow
+async def pays_through_a_global(order: str) -> str:
+    helps(order)
+    return await post(order)
+
+
+def helps(order: str) -> None:
+    BANK.pay_at_once(order)
+
+
+class Till:
+    def __init__(self) -> None:
+        self.paid: dict[str, list[str]] = {"paid": []}
+
+    def pay_at_once(self, order: str) -> None:
+        self.paid["paid"].append(order)
+
+
+BANK = Till()
+
+
+@workflow
+async def draws_a_number(order: str) -> str:
+    return f"{await post(order)} {perdure.random()} {perdure.uuid4()} {await draws_in_a_child()}"
+
+
+@workflow
+async def draws_in_a_child() -> str:
+    return str(perdure.uuid4())
 
 
 @workflow

@@ -59,6 +59,26 @@ def test_an_effect_in_a_step_is_done_again() -> None:
     assert failed >= {"after step pay_in_a_step#1", "before the record of pay_in_a_step#1"}
 
 
+@pytest.mark.parametrize(
+    ("workflow", "name"), [(broken.pays_in_its_code, "PAID"), (broken.pays_through_a_global, "BANK")]
+)
+def test_a_side_effect_in_the_workflows_own_code_is_named(workflow: Any, name: str) -> None:
+    report = drilled(workflow, "o")
+    (failed,) = report.results
+    assert failed.name == "untouched"
+    assert failed.problems[0].startswith(f"the workflow's code changes tests.drill.broken.{name}, outside of any step")
+
+
+def test_a_failure_that_makes_no_difference_is_noted() -> None:
+    report = drilled(broken.swallows, "o")
+    assert report.has_passed
+    assert 'it gives the same result ("posted") although post#1 was settled as failed' in "\n".join(report.notes)
+
+
+def test_random_numbers_of_the_workflow_are_the_same_in_each_trial() -> None:
+    assert drilled(broken.draws_a_number, "o", check=paid_once).has_passed
+
+
 def test_one_point_is_tried_alone_and_fails_again() -> None:
     first = "after Execute of charge_without_key#1"
     for name in (first, f"{first}, then after the takeover"):

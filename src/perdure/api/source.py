@@ -1,30 +1,35 @@
 """What a workflow's code names: other workflows, steps, functions; and the digest of the source of all of it.
 
 Names are followed as Python finds them: by a global, a closure, or an attribute of a module. What is found otherwise
-(in a dict, by getattr) is not seen.
+(by getattr, say) is not seen.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import os
+import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from perdure.api.calls import DurableFunction
 from perdure.api.workflow import AnyWorkflow
 from perdure.specs import EffectSpec, StepSpec
 
+Code = types.FunctionType | type
+"""What has a source text of its own."""
+
 
 @dataclass(frozen=True)
 class Source:
-    """`digest`: hexadecimal, of the source text of all functions that the workflow's code leads to; another one after
-    any edit of one of them. `functions`: where they stand (`module:qualified.name`). `unreadable`: those of which there
-    is no text to be had (typed into a console, written in C)."""
+    """`digest`: hexadecimal, of the source text of all that the workflow's code leads to; another one after any edit of
+    one of them. `functions`: where they stand (`module:qualified.name`), classes among them. `unreadable`: those of
+    which there is no text to be had (typed into a console, say)."""
 
     digest: str
     functions: tuple[str, ...]
@@ -32,19 +37,19 @@ class Source:
 
 
 def source_of(workflow: AnyWorkflow) -> Source:
-    """The source of a workflow, and of the workflows, steps, effects (with their keys, look-ups and undoings) and plain
-    functions of the same package that it leads to.
+    """The source of a workflow, and of all that it leads to: workflows, steps, effects (with their keys, look-ups and
+    undoings), and the plain functions and classes of its own package or folder.
 
-    What lies in other packages (your own libraries among them) and values in module globals are not part of it."""
+    What lies elsewhere (installed libraries) and the values of module globals are not part of it."""
     texts: dict[str, str] = {}
     unreadable: list[str] = []
-    for function in _functions_of(workflow):
-        name = f"{function.__module__}:{function.__qualname__}"
+    for code in _codes_of(workflow):
+        name = f"{code.__module__}:{code.__qualname__}"
         try:
-            text = textwrap.dedent(inspect.getsource(function))
+            text = textwrap.dedent(inspect.getsource(code))
         except (OSError, TypeError):
             unreadable.append(name)
-            text = repr(function.__code__.co_code) if hasattr(function, "__code__") else ""
+            text = code.__code__.co_code.hex() if isinstance(code, types.FunctionType) else ""
         texts[name] = texts.get(name, "") + "\n".join(line.rstrip() for line in text.splitlines())
     digest = hashlib.sha256()
     for name in sorted(texts):
@@ -52,17 +57,19 @@ def source_of(workflow: AnyWorkflow) -> Source:
     return Source(digest.hexdigest(), tuple(sorted(texts)), tuple(sorted(unreadable)))
 
 
-def _functions_of(workflow: AnyWorkflow) -> Iterator[types.FunctionType]:
+def _codes_of(workflow: AnyWorkflow) -> Iterator[Code]:
     """Each once, in the order in which they are come to."""
-    seen: dict[int, types.FunctionType] = {}
-    pending = list(_written_for(workflow.spec))
+    seen: dict[int, Code] = {}
+    pending: list[Any] = list(_written_for(workflow.spec))
     while pending:
-        function = pending.pop(0)
-        if id(function) in seen or not isinstance(function, types.FunctionType):
+        code = pending.pop(0)
+        if id(code) in seen or not isinstance(code, Code):
             continue
-        seen[id(function)] = function
-        for value in named_in(function):
-            pending += _written_for(value.spec) if isinstance(value, DurableFunction) else [value]
+        seen[id(code)] = code
+        for function in _functions_in(code):
+            for value in reached_from(function).values():
+                for each in (value, *_members(value)):
+                    pending += _written_for(each.spec) if isinstance(each, DurableFunction) else [each]
     yield from seen.values()
 
 
@@ -77,42 +84,91 @@ def _written_for(spec: Any) -> Iterator[Callable[..., Any]]:
             yield from _written_for(spec.undo)
 
 
+def _functions_in(code: Code) -> Iterator[types.FunctionType]:
+    if isinstance(code, types.FunctionType):
+        yield code
+        return
+    for value in vars(code).values():
+        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        if isinstance(function, types.FunctionType):
+            yield function
+
+
+def _members(value: Any) -> list[Any]:
+    """Durable functions in a table of them: `PAY_BY = {"card": charge, ...}`."""
+    if isinstance(value, dict):
+        inside = list(cast("Mapping[Any, Any]", value).values())
+    elif isinstance(value, list | tuple):
+        inside = list(cast("list[Any]", value))
+    else:
+        return []
+    return [each for each in inside if isinstance(each, DurableFunction)]
+
+
 # ── names ───────────────────────────────────────────────────────────────────────────────────
 
 
 def named_in(function: Any) -> Iterator[Any]:
-    """What a function names, as far as it is of interest: durable functions, and plain functions of the same package
-    with all that those name."""
-    yield from _named_in(function, set())
+    """The durable functions that a function names, and those that plain functions beside it name which it leads to."""
+    yield from (value for value in reached_from(function).values() if isinstance(value, DurableFunction))
 
 
-def _named_in(function: Any, seen: set[int]) -> Iterator[Any]:
-    seen.add(id(function))
-    for value in _named_values(function):
-        if isinstance(value, DurableFunction):
-            yield value
-        elif isinstance(value, types.FunctionType) and id(value) not in seen and _package(value) == _package(function):
-            yield value
-            yield from _named_in(value, seen)
+def values_named_in(function: Any) -> dict[str, Any]:
+    """What else it names: values, by where they are found."""
+    code = (DurableFunction, types.FunctionType, types.ModuleType, type)
+    return {name: value for name, value in reached_from(function).items() if not isinstance(value, code)}
 
 
-def _package(function: types.FunctionType) -> str:
-    return function.__module__.partition(".")[0]
+def reached_from(function: types.FunctionType) -> dict[str, Any]:
+    """All that a function names, by where it is found, and what the plain functions name that it leads to: of code,
+    only what is of its own package or folder, or durable."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    pending = [function]
+    while pending:
+        current = pending.pop(0)
+        seen.add(id(current))
+        for name, value in _named_values(current):
+            if isinstance(value, types.FunctionType):
+                if not _is_beside(value, current):
+                    continue
+                if id(value) not in seen:
+                    pending.append(value)
+            elif isinstance(value, type) and not _is_beside(value, current):
+                continue
+            found.setdefault(name, value)
+    return found
 
 
-def _named_values(function: types.FunctionType) -> Iterator[Any]:
+def _is_beside(value: Code, function: Code) -> bool:
+    """Of the same package, or in a file of the same folder."""
+    return _package(value) == _package(function) or _folder(value) == _folder(function) != ""
+
+
+def _folder(code: Code) -> str:
+    if isinstance(code, types.FunctionType):
+        return os.path.dirname(code.__code__.co_filename)
+    return os.path.dirname(getattr(sys.modules.get(code.__module__), "__file__", None) or "")
+
+
+def _package(code: Code) -> str:
+    return str(code.__module__).partition(".")[0]
+
+
+def _named_values(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """What the function's names stand for, and the attributes that it may take of modules."""
     names = list(dict.fromkeys(name for code in _codes(function.__code__) for name in code.co_names))
-    for value in [*map(function.__globals__.get, names), *_closed_over(function)]:
-        yield value
+    found = [(f"{function.__module__}.{name}", function.__globals__.get(name)) for name in names]
+    for place, value in [*found, *_closed_over(function)]:
+        yield place, value
         if isinstance(value, types.ModuleType):
-            yield from map(vars(value).get, names)
+            yield from ((f"{value.__name__}.{name}", vars(value).get(name)) for name in names)
 
 
-def _closed_over(function: types.FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
+def _closed_over(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         with suppress(ValueError):  # not bound yet
-            yield cell.cell_contents
+            yield f"{name} of {function.__qualname__}", cell.cell_contents
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from hashlib import sha256
 from typing import Any
 
@@ -47,14 +48,21 @@ def _versions() -> dict[str, str]:
     return {"perdure": __version__, "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
 
 
+def _any_seed(run_id: str) -> int:
+    return int.from_bytes(os.urandom(7), "big")
+
+
+SEED_OF: ContextVar[Callable[[str], int]] = ContextVar("perdure_seed_of", default=_any_seed)
+"""What the random numbers of a new run derive from, given its id. A drill does the same run many times over."""
+
+
 def new_run(
     spec: WorkflowSpec, run_id: str, input_raw: bytes, *, now: int, parent: str | None = None, owner: str | None = None,
     tags: Mapping[str, str] | None = None, due_at: int | None = None,
 ) -> NewRun:  # fmt: skip
     """The rows that a run begins with."""
     packed = pack(input_raw, Memo())
-    seed = int.from_bytes(os.urandom(7), "big")
-    started = e.RunStarted(spec.name, spec.version, seed, manifest(spec), packed.digest, parent)
+    started = e.RunStarted(spec.name, spec.version, SEED_OF.get()(run_id), manifest(spec), packed.digest, parent)
     envelope = e.encode(started)
     row = Row(0, now, e.kind(started), envelope, packed.inline, None, link(GENESIS, 0, now, envelope))
     return NewRun(

@@ -187,12 +187,16 @@ class RuntimeUnderTest(Runtime):
         for command in live.execution.commands:
             if isinstance(command, ChildAsk):
                 self.learn(command.spec)
-        if self._replays and (told := difference(live, self._store)) is not None:
+        if self._replays and (told := self.replayed(live)) is not None:
             live.execution.fail(
                 "diverged",
                 f"replayed from its start, the workflow does not do the same again. {told}. It may depend on something "
                 "that is not recorded: a global, the clock, an order that varies.",
             )
+
+    def replayed(self, live: LiveRun) -> str | None:
+        """Replay a run as it stands after a turn; what is different then, or None."""
+        return difference(live, self._store)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────
     def _make_endings(self, store: Store) -> Endings:

@@ -140,7 +140,7 @@ class _Drill:
             raise UnfitForDrill(f"{name} calls nothing outside with this input, no step and no effect: no drill")
         await self._see_whether_repeatable(untouched)
         await self._see_whether_timeless(untouched)
-        self._read_source()
+        self._read_source(untouched.functions)
         for message in sorted(untouched.unanswered):
             self._notes.append(f"it waits for message {message!r}, which nobody sends: what is drilled is its deadline")
         self._tell(UNTOUCHED, untouched)
@@ -178,11 +178,15 @@ class _Drill:
                 "way was compared, its result was not"
             )
 
-    def _read_source(self) -> None:
+    def _read_source(self, called: set[str]) -> None:
         """What the linter says of the workflow, which no run may show."""
         for finding in lint_function(self._team.workflow.spec.function):
             if finding.severity is not Severity.INFO:
                 self._notes.append(str(finding))
+        for function in sorted(called - {*self._source.functions}):
+            self._notes.append(
+                f"{function} is called, and no code of the workflow names it: an edit there makes no pass stale"
+            )
         if self._source.unreadable:
             self._notes.append(f"the source of {', '.join(self._source.unreadable)} cannot be read")
 
@@ -195,6 +199,11 @@ class _Drill:
         evidence = trial.evidence
         if trial.ended is not None and point is not UNTOUCHED and not trial.problems:
             evidence = "; ".join(filter(None, [evidence, self._told_ending(trial)]))
+        if point.fault.settles_failed and trial.ended is not None and trial.ended == self._untouched.ended:
+            self._notes.append(
+                f"it gives the same result ({_short(str(trial.ended))}) although {point.call} was settled as failed: "
+                "is that failure swallowed?"
+            )
         result = PointResult(point, tuple(problems), evidence, str(trial.ended))
         self._results.append(result)
         self._on_result(result)

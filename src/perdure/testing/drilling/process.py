@@ -19,13 +19,16 @@ from perdure.api.client import message_body
 from perdure.errors import StoreError
 from perdure.history import events as e
 from perdure.runtime import mail
+from perdure.runtime.attempt import ATTEMPT
 from perdure.runtime.effects import EffectFlight
+from perdure.runtime.live import LiveRun
 from perdure.runtime.performer import Flight, Function
 from perdure.specs import EffectSpec, Unsure
 from perdure.store.protocol import Append, Decide, Letter, Mail, NewRun, Outcome, Row, Store, Write
 from perdure.testing.clock import FakeAlarm, FakeClock
 from perdure.testing.crashing import Crash, CrashingStore
 from perdure.testing.drilling import words
+from perdure.testing.drilling.traces import traces
 from perdure.testing.drilling.words import Named, Reached
 from perdure.testing.mortal import Death, Mortal
 from perdure.testing.mortal import Outcome as Ending
@@ -132,12 +135,24 @@ class WatchedStore(CrashingStore):
 
 
 class DrillRuntime(RuntimeUnderTest):
-    """The runtime of one process of a trial. `still` is asked when nothing happens any more in it."""
+    """The runtime of one process of a trial. `still` is asked when nothing happens any more in it, `left_behind` told
+    which values outside of it the workflow's code has changed."""
 
     still: Callable[[], Awaitable[bool]]
 
     async def on_still(self) -> bool:
         return await self.still()
+
+    def replayed(self, live: LiveRun) -> str | None:
+        """What the code leaves behind when it is replayed, it leaves behind whenever the run is taken up."""
+        if any(not flight.ask.spec.is_async for flight in self._host.turns.performer.running):
+            return super().replayed(live)  # a thread may change whatever it likes at the same time
+        told, found = traces(live.execution.spec.function, lambda: super(DrillRuntime, self).replayed(live))
+        for name in found:
+            self.left_behind(name)
+        return told
+
+    left_behind: Callable[[str], None]
 
     def letter_to(self, run_id: str, name: str, value: Any) -> Letter:
         """A message, to be delivered as often as one likes: it arrives once."""
@@ -281,6 +296,11 @@ class Process:
         self.hang()
         await self.is_thawed.wait()
 
+    def release(self) -> None:
+        """The trial is over: whatever stood still in a thread ends."""
+        self.death.has_come = True
+        self._thread_is_thawed.set()
+
     def block(self) -> None:
         self._loop.call_soon_threadsafe(self.hang)
         self._thread_is_thawed.wait()
@@ -310,6 +330,12 @@ class Request:
         return spec
 
     @property
+    def function_name(self) -> str:
+        """Where what is called stands, as `perdure.api.source.Source` has it."""
+        function = self._flight.ask.spec.function
+        return f"{function.__module__}:{function.__qualname__}"
+
+    @property
     def operation(self) -> str:
         return self._flight.operation_id() or ""
 
@@ -328,6 +354,14 @@ class Request:
     @property
     def is_straggler(self) -> bool:
         return self._process.hung.has_come
+
+    async def look_up(self) -> Any:
+        """Ask the other side, as a person does who wants to know. None if there is nobody to ask."""
+        flight, lookup = self._flight, self.spec.lookup
+        if lookup is None or not isinstance(flight, EffectFlight):
+            return None
+        ATTEMPT.set(flight)
+        return await flight.performer.call(lookup, flight.operation_of(None, self.number))
 
     def result(self, value: Any) -> bytes | None:
         """The value as it would be recorded; None if it cannot be."""
@@ -358,15 +392,14 @@ class Request:
             await process.stand_still()
         self._begins()
         try:
-            value = unsure or await process.outside(self._carried_out(function, args, kwargs))
+            return unsure or await process.outside(self._carried_out(function, args, kwargs))
         except asyncio.CancelledError:
-            if process.death.has_come:
-                raise Crash from None
+            process.check_alive()
             raise
-        process.check_alive()
-        if process.reach("after", self.named, is_write=False):
-            await process.stand_still()
-        return value
+        finally:
+            process.check_alive()
+            if process.reach("after", self.named, is_write=False):
+                await process.stand_still()
 
     async def _carried_out(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -388,11 +421,13 @@ class Request:
         except BaseException as error:
             self._raised(error)
             raise
-        self._returned(value)
-        process.check_alive()
-        if process.reach("after", self.named, is_write=False):
-            process.block()
-        return value
+        else:
+            self._returned(value)
+            return value
+        finally:
+            process.check_alive()
+            if process.reach("after", self.named, is_write=False):
+                process.block()
 
     def _unsure(self) -> Unsure | None:
         return self._process.trial.unsure(self.call) if self._is_look_up else None

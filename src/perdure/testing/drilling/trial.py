@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -23,7 +24,8 @@ from perdure.errors import PerdureError
 from perdure.history import events as e
 from perdure.http.classify import Sent, classify
 from perdure.runtime.host import every_run
-from perdure.specs import SameDatabase, Unsure
+from perdure.runtime.load import SEED_OF
+from perdure.specs import Found, NotFound, SameDatabase, Unsure
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Filter, Letter, Mail, NewRun, Row, RunInfo, Status, Store, Write
 from perdure.store.sqlite import SqliteStore
@@ -64,11 +66,13 @@ class Ended:
 
 @dataclass
 class Happened:
-    """What really came of an operation: what its bodies returned, and whether one of them may have done something."""
+    """What really came of an operation: what its bodies returned, and whether one that raised may have done
+    something."""
 
     results: list[bytes | None] = field(default_factory=list[bytes | None])
     reference: str | None = None
     may_have: bool = False
+    request: Request | None = None
 
 
 class Trial:
@@ -92,6 +96,7 @@ class Trial:
         self.missing_client = ""
         self.touches_database = False
         self.calls = 0
+        self.functions: set[str] = set()
         self.happened = not (point.fault.crashes or point.fault.hangs_at or point.fault.jumps_over)
         self.evidence = ""
         self._in_file, self._is_distrustful = in_file, is_distrustful
@@ -106,6 +111,7 @@ class Trial:
         self._clients: Any = {}
         self._handles: list[Store] = []
         self._hung: Process | None = None
+        self._processes: list[Process] = []
 
     def problem(self, what: str) -> None:
         if what not in self.problems:
@@ -115,6 +121,8 @@ class Trial:
     async def run(self) -> Trial:
         """Try it."""
         with contextlib.ExitStack() as stack:
+            stack.callback(SEED_OF.reset, SEED_OF.set(_seed_of))
+            stack.callback(self._release)
             self._open: Callable[[], Store] = self._opener(stack)
             async with self.team.clients() as self._clients:
                 try:
@@ -125,6 +133,11 @@ class Trial:
                     return self
                 await self._judge(ending)
         return self
+
+    def _release(self) -> None:
+        """Threads that stand still end with the trial."""
+        for process in self._processes:
+            process.release()
 
     def _opener(self, stack: contextlib.ExitStack) -> Callable[[], Store]:
         """Opens handles on one store, as several processes have them."""
@@ -146,10 +159,18 @@ class Trial:
     def runtime(self, process: Process) -> DrillRuntime:
         runtime = DrillRuntime(
             process.store, clock=process.clock, workflows=[self.team.workflow], provide=self._clients,
-            replays=self._is_distrustful,
+            replays=self._is_distrustful, guard=self._is_distrustful or self.point.may_differ != "",
         )  # fmt: skip
+        self._processes.append(process)
         runtime.still = lambda: self._on_still(process)
+        runtime.left_behind = self._left_behind
         return runtime
+
+    def _left_behind(self, name: str) -> None:
+        self.problem(
+            f"the workflow's code changes {name}, outside of any step: that comes again whenever another process takes "
+            "the run up. What changes something outside of the workflow belongs into a step or an effect"
+        )
 
     async def _live(self) -> Outcome[Any]:
         """One process after the other, until the run has ended."""
@@ -296,7 +317,7 @@ class Trial:
             return
         if operation is None or entry.reason != "unknown_effect":
             raise Parked(f"{_run(entry.run_id)} is blocked ({entry.reason}): {entry.hint}")
-        truth = self._happened.get(operation.id, Happened())
+        truth = await self._truth(operation.id)
         chosen: dict[str, Any] = {"operation": operation.id, "by": "the drill", "reason": "seen outside"}
         if truth.results:
             raw = truth.results[-1]
@@ -311,6 +332,19 @@ class Trial:
             await runtime.settle(entry.run_id, "failed", **chosen)
         else:
             await runtime.settle(entry.run_id, "retry", **chosen)
+
+    async def _truth(self, operation: str) -> Happened:
+        """What became of it. Where the body raised, and may have done something, the other side is asked."""
+        truth = self._happened.get(operation, Happened())
+        if truth.results or not truth.may_have or truth.request is None:
+            return truth
+        answer = await asyncio.create_task(truth.request.look_up())
+        if isinstance(answer, Found):
+            truth.results.append(truth.request.result(answer.result))  # pyright: ignore[reportUnknownMemberType]
+            truth.reference = answer.reference or truth.reference
+        elif isinstance(answer, NotFound):
+            truth.may_have = False
+        return truth
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────
     def _jumps(self, waits_for: Sequence[str], is_answered: bool) -> bool:
@@ -351,6 +385,7 @@ class Trial:
     # ── the outside world ────────────────────────────────────────────────────────────────────
     def begins(self, request: Request) -> None:
         self.calls += 1
+        self.functions.add(request.function_name)
         if request.is_effect:
             self.effects.setdefault(request.spec.name, request.spec.downstream.kind)
             self.touches_database |= isinstance(request.spec.downstream, SameDatabase)
@@ -374,6 +409,7 @@ class Trial:
             truth = self._happened.setdefault(request.operation, Happened())
             is_proven = classify(error, now=self._clock.now()).sent is not Sent.UNKNOWN
             truth.may_have |= not is_proven
+            truth.request = request
             if not is_proven:
                 self._books.done[request.operation] = 1
             self._note(request, "busy" if is_proven else "doubt")
@@ -449,6 +485,11 @@ class Trial:
 def _is_about(event: e.AnyEvent, call: str, run_id: str) -> bool:
     label = event.label if isinstance(event, e.Keyed) else getattr(event, "call", None)
     return bool(call) and label is not None and words.readable(label, run_id, RUN_ID) == call
+
+
+def _seed_of(run_id: str) -> int:
+    """The same random numbers in every trial."""
+    return int.from_bytes(sha256(run_id.encode()).digest()[:7], "big")
 
 
 def _short(text: str) -> str:
