@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import perdure
-from perdure.api import inbox, settings, workflow
+from perdure.api import inbox, requests, settings, workflow
 from perdure.engine import claims, loop
 from perdure.runtime import lease, sections, turn
 from perdure.runtime.host import Options
@@ -85,6 +85,11 @@ DEFAULTS = (
     Default("other arguments under new code", _step("on_input_drift"), "@step(on_input_drift=)"),
     Default("version of a workflow", _workflow("version"), "@workflow(version=)"),
     Default("a cancelled child, or one whose parent ends", of(perdure.start, "on_cancel"), "perdure.start(on_cancel=)"),
+    Default("persons who have to approve", of(perdure.with_approval, "quorum"), "with_approval(quorum=)"),
+    Default("how long something can be approved", of(perdure.with_approval, "within"), "with_approval(within=)"),
+    Default("an approval is checked again before use", of(perdure.with_approval, "recheck"), "with_approval(recheck=)"),
+    Default("how long a question can be answered", of(perdure.ask, "within"), "ask(within=)"),
+    Default("digits of a hash that a decision names, at least", requests.HASH_DIGITS_MIN, "fixed"),
     Default("which runs a runtime continues", of(_runtime, "adopt"), "Runtime(adopt=)"),
     Default("silence after which others take a worker's runs over", of(_runtime, "lease"), "Runtime(lease=)", "s"),
     Default("a run that only waits leaves memory after", of(_runtime, "evict_after"), "Runtime(evict_after=)", "s"),

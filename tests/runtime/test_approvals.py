@@ -639,6 +639,50 @@ def test_early_decisions_that_came_in_an_earlier_chapter_are_not_lost() -> None:
     run_async(main())
 
 
+@in_a_loop
+async def test_what_has_lapsed_is_asked_for_anew() -> None:
+    """Nothing was sent for it: the same call may be asked for again. The ledger agrees, and opens no doubt."""
+    clock = FakeClock()
+    store = MemoryStore(clock)
+
+    async with RuntimeUnderTest(store.again(), clock=clock) as runtime:
+        await runtime.start(until_it_is_done.call("o-1"), id="r")
+        await runtime.run_dry()
+    async with Client(store.again(), clock=clock) as client:
+        (first,) = await client.requests()
+        await client.approve(first.id, hash=first.hash, by="ann")
+        clock.advance_to(clock.now() + 2 * DAY)
+    async with RuntimeUnderTest(store.again(), clock=clock, workflows=[until_it_is_done]) as runtime:
+        await eventually(lambda: _has_lapsed(runtime))
+        (second,) = await asked(runtime)
+        assert await runtime.effects() == []
+        await runtime.approve(second.id, hash=second.hash, by="ann")
+        assert await (await runtime.get("r")).result() == ["lapsed", "refunded 1"]
+    assert PAID == [("o-1", 1)]
+    assert [it.status for it in await _requests(store, clock)] == ["used", "lapsed"]
+
+
+@workflow
+async def until_it_is_done(order: str) -> list[str]:
+    said: list[str] = []
+    while True:
+        try:
+            said.append(await perdure.with_approval(refund.call(order, 1), by="ann", within=timedelta(days=1)))
+        except ApprovalExpired:
+            said.append("lapsed")
+        else:
+            return said
+
+
+async def _has_lapsed(runtime: RuntimeUnderTest) -> bool:
+    return any(it.status == "lapsed" for it in await runtime.requests())
+
+
+async def _requests(store: MemoryStore, clock: FakeClock) -> list[RequestSummary]:
+    async with Client(store.again(), clock=clock) as client:
+        return await client.requests()
+
+
 # ── not wanted any more ─────────────────────────────────────────────────────────────────────
 
 

@@ -381,6 +381,28 @@ async def test_what_a_def_workflow_asks_expires(perdure_runtime: RuntimeUnderTes
     assert (it.status, PAID) == ("expired", [])
 
 
+async def test_what_a_def_workflow_asks_expires_once_it_goes_on(perdure_runtime: RuntimeUnderTest) -> None:
+    """It was paused when the time was up: nothing of it moves then, and it is not forgotten."""
+
+    @workflow
+    def in_time() -> str:
+        try:
+            return perdure.sync.with_approval(refund.call("o-1", 1), by="ann", within=60)
+        except ApprovalExpired:
+            return "expired"
+
+    run = await perdure_runtime.start(in_time.call(), id="r")
+    (it,) = await asked(perdure_runtime)
+    await run.pause()
+    await perdure_runtime.advance(120)
+    assert [each.status for each in await perdure_runtime.requests()] == ["pending"]
+    with pytest.raises(DecisionRefused) as no:
+        await perdure_runtime.approve(it.id, hash=it.hash, by="ann")
+    assert no.value.why == "expired"
+    await run.resume()
+    assert await run.result() == "expired"
+
+
 def test_hosted_async_code_asks_too() -> None:
     make = on_one_store()
 

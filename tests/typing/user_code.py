@@ -140,6 +140,10 @@ async def agent(claim: Claim, limit: int = 3) -> list[str]:
     assert_type(await perdure.receive("approved", bool), bool)
     assert_type(await perdure.receive("approved", bool, within=timedelta(days=1)), bool)
     assert_type(await perdure.receive("anything"), Any)
+    assert_type(await perdure.with_approval(plan.call(Claim("o")), by={"ann"}, quorum=2, within=timedelta(days=3)), Plan)
+    assert_type(await perdure.with_approval(add.call(1), by="ann", within=60, note="n", recheck=False), int)
+    assert_type(await perdure.ask("Which?", type=Plan, by=["ann"], subject={"a": 1}), Plan)
+    assert_type(await perdure.ask("Which?"), Any)
     await perdure.sleep(days=2)
     await perdure.sleep(timedelta(hours=1))
     assert_type(perdure.random(), float)
@@ -159,6 +163,8 @@ def plain_agent(claim: Claim) -> int:
     assert_type(child, perdure.sync.Child[int])
     assert_type(child.result(), int)
     assert_type(child.id, str)
+    assert_type(perdure.sync.with_approval(add.call(1), by="ann"), int)
+    assert_type(perdure.sync.ask("Which?", type=str), str)
     assert_type(perdure.sync.receive("approved", bool, within=timedelta(days=1)), bool)
     if perdure.patched("a change"):
         perdure.set_state(perdure.current_run().chapter)
@@ -233,6 +239,8 @@ async def wrong(claim: Claim, runtime: Runtime) -> None:
     number: int = await (await runtime.start(agent.call(claim))).result()  # type: ignore[assignment]
     await perdure.start(summarize.call("text"), on_cancel="forget")  # type: ignore[arg-type]
     await perdure.receive("approved", bool, within="soon")  # type: ignore[call-overload]
+    await perdure.with_approval(add, by="ann")  # type: ignore[arg-type]
+    await perdure.with_approval(add.call(1))  # type: ignore[call-arg]
     await perdure.sleep("a day")  # type: ignore[arg-type]
     Runtime("runs.db", adopt="some")  # type: ignore[arg-type]
     Retry(max_attempts="three")  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ def _of_waiting_set(entry: Waiting) -> Wait:
 
 
 def under_way(rows: Iterable[Row]) -> Iterator[Wait]:
-    """Steps, children and sections that have begun and not ended."""
+    """Steps, children and sections that have begun and not ended, and what people have not decided."""
     begun: dict[tuple[str, int], Wait] = {}
     for row in rows:
         event = e.decode(row.envelope)
@@ -77,6 +77,8 @@ def _begun(event: e.Keyed) -> Wait | None:
             return Wait(event.label, f"attempt {event.attempt + 1}", event.retry_at)
         case e.ChildStarted():
             return Wait(event.label, f"child {event.run_id}")
+        case e.PersonAsked():
+            return Wait(event.label, f"people: {event.kind} {event.id}", event.expires_at or None)
         case e.SectionStarted():
             return Wait(event.label, "hosted code")
         case _:

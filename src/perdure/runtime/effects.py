@@ -233,6 +233,12 @@ class Effects:
         """Refused before anything was sent. The row of the other call stays as it is."""
         self.fail(flight, dump_exception(error, ()), how, entry)
 
+    def _given_up(self, flight: EffectFlight, why: str) -> LedgerEntry | None:
+        """The row of an operation that is not sent any more. It has none if it never was: it may be asked for again."""
+        if flight.entry.status is EffectState.PENDING:
+            return None
+        return flight.entry.moved(Happening.GIVEN_UP, now=self._turns.clock.now(), note=why)
+
     def _gate(self, flight: EffectFlight) -> PerdureError | None:
         """May this effect be sent at all, and now? What has to hold in the commit that records its start is asked here.
         Why not, or None."""
@@ -272,9 +278,7 @@ class Effects:
             return
         refused = self._gate(flight)
         if refused is not None:
-            entry = flight.entry
-            denied = Happening.DENIED if entry.status is EffectState.PENDING else Happening.GIVEN_UP
-            self._deny(flight, refused, "denied", entry.moved(denied, now=self._turns.clock.now(), note=str(refused)))
+            self._deny(flight, refused, "denied", self._given_up(flight, str(refused)))
             return
         if flight.spec.downstream.kind == "same_database":
             self._turns.transactions.begin(flight)

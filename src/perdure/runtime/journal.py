@@ -394,6 +394,8 @@ class Journal:
         for request in list(self.requests.values()):
             if request.is_held_back:
                 self.perform(request)
+            elif request.kind:
+                self._wait_for_people(request)
 
     def misfit(self, request: Request, value: bytes) -> str | None:
         """Why a value cannot be what is asked for; None if it can."""
@@ -688,9 +690,8 @@ class Journal:
             until = until if before is None else before.expires_at
             of = (*key, request.name, key[1] + 1)
             self._turns.approvals.put(live, of, approval, asked, raw, request.packed, until)
-            if until:
-                request.deadline = until
-                self._turns.clock.wake_at(until, lambda: self._request_is_due(request, approval))
+            request.deadline = until or None
+            self._wait_for_people(request)
 
         def load(event: e.Keyed, answer: bytes | None) -> Any:
             if isinstance(event, e.PersonAnswered):
@@ -703,9 +704,15 @@ class Journal:
         request.load, request.kind = load, asked.kind
         return request
 
-    def _request_is_due(self, request: Request, approval: str) -> None:
-        if self.requests.get(request.key) is request and not (request.future.done() or self.live.is_parked):
-            self._turns.approvals.expire(self.live, approval)
+    def _wait_for_people(self, request: Request) -> None:
+        if request.deadline is not None:
+            self._turns.clock.wake_at(request.deadline, lambda: self._request_is_due(request))
+
+    def _request_is_due(self, request: Request) -> None:
+        asked = self.live.execution.known.requests.get(request.key)
+        is_waiting = self.requests.get(request.key) is request and not request.future.done()
+        if asked is not None and is_waiting and not self.live.is_parked:
+            self._turns.approvals.expire(self.live, asked.id)
 
     def _as_ask(
         self, request: Request, spec: StepSpec, raw: bytes, business_key: str | None, undoing: Undoing | None,
