@@ -140,7 +140,7 @@ async def agent(claim: Claim, limit: int = 3) -> list[str]:
     assert_type(await perdure.receive("approved", bool), bool)
     assert_type(await perdure.receive("approved", bool, within=timedelta(days=1)), bool)
     assert_type(await perdure.receive("anything"), Any)
-    assert_type(await perdure.with_approval(plan.call(Claim("o")), by={"ann"}, quorum=2, within=timedelta(days=3)), Plan)
+    assert_type(await perdure.with_approval(plan.call(Claim("o")), by={"ann"}, quorum=2, within=timedelta(1)), Plan)
     assert_type(await perdure.with_approval(add.call(1), by="ann", within=60, note="n", recheck=False), int)
     assert_type(await perdure.ask("Which?", type=Plan, by=["ann"], subject={"a": 1}), Plan)
     assert_type(await perdure.ask("Which?"), Any)
