@@ -180,6 +180,14 @@ async def asks(order: str) -> str:
 
 
 @workflow
+async def asks_people(order: str) -> str:
+    cents = await perdure.ask(f"how much for {order}?", type=int)
+    done = await perdure.with_approval(charge.call(order, cents), by={"ann", "supervisor"}, quorum=2)
+    priced = await perdure.with_approval(price.call(order), by={"bo"})
+    return f"{done}, {priced}"
+
+
+@workflow
 async def asks_in_vain(order: str) -> str:
     try:
         return str(await perdure.receive("approval", within=timedelta(days=3)))

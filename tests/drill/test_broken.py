@@ -111,6 +111,11 @@ def test_a_message_that_is_waited_for_for_ever_is_asked_for() -> None:
         drilled(broken.waits_for_ever, "o")
 
 
+def test_a_question_that_nobody_answers_is_asked_for() -> None:
+    with pytest.raises(UnfitForDrill, match=r"the run asks 'how much for o\?', and nobody answers: .*--answer JSON"):
+        drilled(shop.asks_people, "o")
+
+
 def test_a_run_that_is_blocked_although_nothing_went_wrong_is_not_drilled() -> None:
     said = r"is_blocked_anyway: left alone, it does not end: the run is blocked.*unclear#1"
     with pytest.raises(UnfitForDrill, match=said):

@@ -108,6 +108,9 @@ def test_messages_and_other_input_are_read_as_they_are_declared(terminal: Termin
         "--provide shop.py:bank --only untouched"
     )
     assert not report["kept"]
+    answered = ["code", "drill", "shop.py:asks_people", "o", "--answer", "5", "--provide", "shop.py:bank", "--json"]
+    done = terminal.here(*answered, "--only", "after the sending of a decision")
+    assert (done.exit_code, json.loads(done.stdout)["result"]) == (0, '"moved 5, 1"')
 
 
 @pytest.mark.parametrize(

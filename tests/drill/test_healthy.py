@@ -109,6 +109,12 @@ def test_messages_are_sent_when_they_are_waited_for() -> None:
     assert {Covered.TWICE, Covered.TIME_JUMP} <= set(report.covered)
 
 
+def test_people_answer_and_approve() -> None:
+    report = drilled(shop.asks_people, "ab", moved=[5], answers=[5])
+    assert report.ended == '"moved 5, 2"'
+    assert {"after the sending of a decision", "before the asking of approve:charge#1"} <= names(report)
+
+
 def test_a_message_that_nobody_sends_leaves_its_deadline() -> None:
     report = drilled(shop.asks_in_vain, "ab", moved=[5])
     assert any("message 'approval', which nobody sends" in note for note in report.notes)

@@ -16,7 +16,7 @@ import typer
 
 from perdure.api.settings import store_url
 from perdure.api.workflow import AnyWorkflow
-from perdure.cli.arguments import call_of, parsed
+from perdure.cli.arguments import call_of, parsed, plain_value
 from perdure.cli.exits import CommandError, ExitCode, complain
 from perdure.cli.options import JsonOption, ProvideOption, StoreOption
 from perdure.cli.run import ArgOption, ArgsArgument, TargetArgument
@@ -38,6 +38,10 @@ def drill(
     send: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="A message, sent when the run waits for it; may be repeated."),
+    ] = None,
+    answer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="VALUE", help="To a question of the run, in their order; may be repeated."),
     ] = None,
     check: Annotated[
         str | None,
@@ -64,11 +68,13 @@ def drill(
     workflow, _ = workflow_at(target)
     call = call_of(workflow, args or (), arg or ())
     messages = [_message(workflow, each) for each in send or ()]
+    answers = [plain_value(each, at="--answer") for each in answer or ()]
     looks = None if check is None else function_at(check, "check", _CHECK)
-    again = _again(target, args or (), {"--arg": arg, "--send": send}, {"--provide": provide, "--check": check})
+    lists = {"--arg": arg, "--send": send, "--answer": answer}
+    again = _again(target, args or (), lists, {"--provide": provide, "--check": check})
     drilling = drill(
-        call, provide=provider(provide), messages=messages, check=looks, only=only, store=store or store_url(),
-        how_again=again, on_result=_progress(),
+        call, provide=provider(provide), messages=messages, answers=answers, check=looks, only=only,
+        store=store or store_url(), how_again=again, on_result=_progress(),
     )  # fmt: skip
     report = asyncio.run(drilling)
     if json:

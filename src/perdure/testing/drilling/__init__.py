@@ -54,6 +54,7 @@ async def drill(
     *args: Any,
     provide: Provide | None = None,
     messages: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
+    answers: Iterable[Any] = (),
     check: Check | None = None,
     only: str | None = None,
     workflows: Iterable[Any] = (),
@@ -64,7 +65,8 @@ async def drill(
     """Drill a workflow with this input (or a call of it), and say what came of it.
 
     `provide`: the fakes, `{Type: client}`; better a function that makes them, since it is called anew for each thing
-    that is tried. `messages`: names and values, each sent when the run waits for one of that name. `check`: called with
+    that is tried. `messages`: names and values, each sent when the run waits for one of that name. `answers`: what is
+    answered to the run's questions, in their order; approvals that it asks for are given. `check`: called with
     an `Aftermath` each time the run has ended; what it raises is a fault. `only`: try one thing alone, by its name.
     `workflows`: what else is started by name. `store`: where a pass is kept (nowhere, if none is given).
 
@@ -73,7 +75,9 @@ async def drill(
     client. Its message says which. UnknownNameError if there is no such thing as `only` says. What the drill finds is
     in the report.
     """
-    team = team_of(what, args, provide=provide, messages=messages, check=check, workflows=workflows)
+    team = team_of(
+        what, args, provide=provide, messages=messages, answers=answers, check=check, workflows=workflows
+    )
     driller = _Drill(team, on_result)
     with _quiet():
         await driller.run(None if only is None else words.usual(only))

@@ -55,6 +55,7 @@ class Team:
     kwargs: dict[str, Any]
     provide: Provide | None = None
     messages: Sequence[tuple[str, Any]] = ()
+    answers: Sequence[Any] = ()
     check: Check | None = None
     workflows: Sequence[AnyWorkflow] = ()
     learnt: list[WorkflowSpec] = field(default_factory=list[WorkflowSpec])
@@ -100,7 +101,7 @@ async def _entered(made: Any, stack: contextlib.AsyncExitStack) -> Any:
 
 
 def team_of(
-    what: Any, args: tuple[Any, ...], *, provide: Provide | None, messages: Any, check: Check | None,
+    what: Any, args: tuple[Any, ...], *, provide: Provide | None, messages: Any, answers: Any, check: Check | None,
     workflows: Iterable[Any],
 ) -> Team:  # fmt: skip
     """Whoever `drill` was called with. UsageError for what is neither a workflow nor a call of one."""
@@ -113,7 +114,10 @@ def team_of(
         raise UsageError(f"drill({what!r}): give it a workflow and its input, or workflow.call(...)")
     workflow = cast(Any, what)
     _check_fits(workflow, args, kwargs)
-    team = Team(workflow, args, kwargs, provide, _messages(messages), check, list(workflows))
+    said = several(answers)
+    if said is None:
+        raise UsageError(f"answers={answers!r}: a list, the answers to the run's questions in the order of these")
+    team = Team(workflow, args, kwargs, provide, _messages(messages), said, check, list(workflows))
     for name, value in team.messages:
         _check_message(team, name, value)
     return team

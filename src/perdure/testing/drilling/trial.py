@@ -15,6 +15,7 @@ import msgspec
 
 from perdure.api.client import payload
 from perdure.api.inbox import InboxEntry
+from perdure.api.requests import RequestSummary, pending
 from perdure.audit.timeline import tell
 from perdure.audit.verify import verify
 from perdure.audit.waits import waits
@@ -105,6 +106,7 @@ class Trial:
         self._books = Books()
         self._happened: dict[str, Happened] = {}
         self._sent: list[Letter] = []
+        self._questions: list[str] = []
         self._still_since: float | None = None
         self._unsure_left = -1 if point.fault.unsure is None else (point.fault.unsure[1] or 1_000_000)
         self._has_jumped = False
@@ -255,7 +257,8 @@ class Trial:
             return True
         for entry in parked:
             await self._decide(runtime, entry)
-        if parked:
+        said = [await self._say(runtime, entry.request) for entry in blocked if entry.request is not None]
+        if parked or any(said):
             return True
         waits_for = self._waits()
         awaited = [(run_id, name, until) for run_id, name, until in runtime.awaited_messages()]
@@ -279,6 +282,11 @@ class Trial:
         return found
 
     def _give_up(self, runtime: DrillRuntime) -> None:
+        for asked in pending(self._store):
+            raise UnfitForDrill(
+                f"{_run(asked.run_id)} asks {asked.subject!r}, and nobody answers: give the answer, with --answer JSON "
+                "on the command line, or answers=[value]"
+            )
         for run_id, name, _ in runtime.awaited_messages():
             raise UnfitForDrill(
                 f"{_run(run_id)} waits for message {name!r}, and nobody sends it: give it, with --send {name}=JSON on "
@@ -332,6 +340,24 @@ class Trial:
             await runtime.settle(entry.run_id, "failed", **chosen)
         else:
             await runtime.settle(entry.run_id, "retry", **chosen)
+
+    async def _say(self, runtime: DrillRuntime, asked: RequestSummary) -> bool:
+        """People approve what they are asked for; a question gets the next of the team's answers. False: there is
+        none."""
+        number = len(asked.said)
+        named = asked.approvers[min(number, len(asked.approvers) - 1)] if asked.approvers else ""
+        by = named if named and number < len(asked.approvers) else f"person {number + 1}"
+        as_whom: dict[str, Any] = {"hash": asked.hash, "by": by, "role": "" if by == named else named}
+        if asked.kind == "approval":
+            await runtime.approve(asked.id, **as_whom)
+            return True
+        if asked.id not in self._questions:
+            self._questions.append(asked.id)
+        place = self._questions.index(asked.id)
+        if place >= len(self.team.answers):
+            return False
+        await runtime.answer(asked.id, self.team.answers[place], **as_whom)
+        return True
 
     async def _truth(self, operation: str) -> Happened:
         """What became of it. Where the body raised, and may have done something, the other side is asked."""

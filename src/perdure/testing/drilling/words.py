@@ -105,6 +105,10 @@ def of_event(event: e.Event, run_id: str, root: str) -> Named:
             return _same(f"the record of a failed attempt of {call}")
         case e.StepStarted():
             return _same(f"the record that {call} has started")
+        case e.PersonAsked():
+            return _same(f"the asking of {call}")
+        case e.PersonAnswered():
+            return _same(f"the taking in of what was said to {call}")
         case e.ChildStarted():
             return _same(f"the start of child {call}")
         case e.ChildEnded():
@@ -123,7 +127,8 @@ OF_EVENT: dict[type[e.Event], str] = {
     e.TakenOver: "the record of the takeover",
     e.RunBlocked: "the parking of the run",
     e.RunUnblocked: "the taking in of a decision",
-    e.PersonAnswered: "the taking in of an answer",
+    e.PersonDecided: "the taking in of a decision",
+    e.ApprovalSpent: "the using up of an approval",
 }
 
 
