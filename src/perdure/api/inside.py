@@ -86,9 +86,11 @@ async def sleep(
 
     UsageError inside a step's body, for a negative length, and when no length is given."""
     length = _length(duration, timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds))
-    execution = execution_here()
+    execution, journal = execution_here(), _journal()
     if execution is not None:
         await execution.sleep(length)
+    elif journal is not None:
+        await journal.wait_async(journal.sleep(length))
     elif ATTEMPT.get() is not None:
         raise UsageError(
             "perdure.sleep() inside the body of a step: use asyncio.sleep() there, a step is not durable within"
@@ -118,12 +120,15 @@ async def receive(name: str, type: Any = None, *, within: timedelta | float | No
 
     TimeoutError if none came `within` that time. UnknownNameError for a name that the workflow does not declare.
     UsageError outside a workflow."""
-    execution = _execution("receive")
+    journal = _journal()
+    execution: Execution = _execution("receive") if journal is None else journal.live.execution
     declared = (execution.spec.receives or {}).get(name)
     codec = declared if type is None and declared is not None else codec_for(Any if type is None else type)
-    if within is None:
+    limit = None if within is None else seconds(within, what="within")
+    if journal is not None:
+        return await journal.wait_async(journal.receive(name, codec, limit))
+    if limit is None:
         return await execution.receive(name, codec)
-    limit = seconds(within, what="within")
     async with asyncio.timeout(limit):
         return await execution.receive(name, codec, within_seconds=limit)
 

@@ -16,6 +16,7 @@ import logging
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
@@ -128,6 +129,7 @@ class Request:
         self.hears: Hears = _nobody_hears
         self.is_undoing = False
         self.kind = ""
+        self.received: Happened | None = None
 
     @property
     def is_receive(self) -> bool:
@@ -176,6 +178,7 @@ class Journal:
         self.requests: dict[Key, Request] = {}
         self.held: list[Request] = []
         self._put_aside: list[Request] = []
+        self._left: dict[str, deque[tuple[Key, e.Keyed, int, bytes | None]]] = {}
         self.participants: dict[object, int] = {}
         self.lane_now: dict[str, int] = {}
         self.lane_randoms: dict[str, int] = {}
@@ -195,8 +198,17 @@ class Journal:
         if self.is_over:
             self._refuse(request.future)
             return
+        if request.future.cancelled() and (request.is_receive or request.name == "sleep"):
+            return
         if self.is_cancelling and self.cancelled is None:
             self._put_aside.append(request)
+            return
+        if request.is_receive and (left := self._left.pop(request.name, None)):
+            key, event, at, raw = left.popleft()
+            if left:
+                self._left[request.name] = left
+            request.key = key
+            self._answer(request, event, at, raw)
             return
         self.last_activity = request.asked_at = self._loop.time()
         if request.arguments is not None:  # here and not where it was asked: the memo belongs to this thread
@@ -425,6 +437,11 @@ class Journal:
         self.requests.pop(request.key, None)
         self._no_longer_waits(request)
         request.hears(event, raw or b"null")
+        if isinstance(event, e.SectionReceived):
+            if request.future.cancelled():
+                self._pass_on(request, event, at, raw)
+                return
+            request.received = (event, at, raw)
         if request.started is None:
             self.lane_now[request.lane] = at
         request.ended_at = at
@@ -435,6 +452,16 @@ class Journal:
                 request.future.set_exception(error)
             else:
                 request.future.set_result(value)
+
+    def _pass_on(self, request: Request, event: e.Keyed, at: int, raw: bytes | None) -> None:
+        """Whoever was to have this message has given up meanwhile: the next one who waits for such a message has it."""
+        waiting = [other for other in self.requests.values() if other.name == request.name and not other.is_reported]
+        if waiting:
+            del self.requests[waiting[0].key]
+            waiting[0].key = request.key
+            self._answer(waiting[0], event, at, raw)
+        else:
+            self._left.setdefault(request.name, deque()).append((request.key, event, at, raw))
 
     def _no_longer_waits(self, request: Request) -> None:
         self.last_activity = self._loop.time()
@@ -551,9 +578,24 @@ class Journal:
         return request.future.result()
 
     async def wait_async(self, request: Request) -> Any:
-        """Submit from a coroutine, and wait there."""
+        """Submit from a coroutine, and wait there. Who cancels a wait takes no message with it."""
         self._submit(request)
-        return await asyncio.wrap_future(request.future)
+        try:
+            return await asyncio.wrap_future(request.future)
+        except asyncio.CancelledError:
+            if (request.is_receive or request.name == "sleep") and not self.is_over:
+                self._at_once(lambda: self._withdraw(request))
+            raise
+
+    def _withdraw(self, request: Request) -> None:
+        """Nobody waits for this any more. A message that is on its way to it is the next receive's."""
+        self._no_longer_waits(request)
+        if request.received is not None:
+            self._pass_on(request, *request.received)
+        elif request in self.held:
+            self.held.remove(request)
+        elif not request.is_reported and self.requests.get(request.key) is request:
+            del self.requests[request.key]
 
     def _submit(self, request: Request) -> None:
         request.waiting = [_who()]

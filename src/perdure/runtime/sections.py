@@ -70,7 +70,7 @@ class Sections:
             thread.start()
             if thread.ident is not None:
                 journal.participants[thread.ident] = 0
-            journal.next_look = self._loop.call_later(UNWIND_SECONDS, self._look, journal)
+        journal.next_look = self._loop.call_later(UNWIND_SECONDS, self._look, journal)
 
     async def _run_async(self, journal: Journal) -> None:
         ask = journal.ask
@@ -145,13 +145,13 @@ class Sections:
             journal.next_look = self._loop.call_later(UNWIND_SECONDS / 4, self._look, journal)
 
     def give_back(self, live: LiveRun) -> None:
-        """End the threads of hosted code that only waits, however short: the run is to leave memory."""
+        """End the threads and tasks of hosted code that only waits, however short: the run is to leave memory."""
         for journal in self._of(live):
-            if not (journal.ask.is_async or journal.is_over):
+            if not journal.is_over:
                 self._unwind(journal, 0)
 
     def _unwind(self, journal: Journal, after_seconds: float) -> bool:
-        """End a thread that waits since so long, for all that it has asked for. False: it does more than that."""
+        """End code that has waited for so long, for all that it has asked for. False: it does more than that."""
         waits = [request for request in journal.requests.values() if request.waiting]
         now = self._loop.time()
         if journal.held or len(journal.participants) != 1 or not waits:
