@@ -74,6 +74,9 @@ def test_of_an_effect_without_guarantees_a_person_says_what_became(workflow: Any
     zombie = report[f"hung before Execute of {call}, thawed after the takeover"]
     assert "was taken for dead" in zombie.evidence
     assert "settled: succeeded" in zombie.evidence
+    hung = [result for result in report.results if result.name.startswith("hung")]
+    assert len(hung) == 2
+    assert all("what the hung worker wrote after that was refused" in result.evidence for result in hung)
 
 
 def test_what_lies_in_the_same_database_is_there_with_its_record() -> None:

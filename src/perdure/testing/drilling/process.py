@@ -24,7 +24,20 @@ from perdure.runtime.effects import EffectFlight
 from perdure.runtime.live import LiveRun
 from perdure.runtime.performer import Flight, Function
 from perdure.specs import EffectSpec, Unsure
-from perdure.store.protocol import Append, Decide, Letter, Mail, NewRun, Outcome, Row, Store, Write
+from perdure.store.protocol import (
+    Append,
+    Decide,
+    Ended,
+    Fenced,
+    Letter,
+    Mail,
+    Moved,
+    NewRun,
+    Outcome,
+    Row,
+    Store,
+    Write,
+)
 from perdure.testing.clock import FakeAlarm, FakeClock
 from perdure.testing.crashing import Crash, CrashingStore
 from perdure.testing.drilling import words
@@ -98,6 +111,12 @@ class WatchedStore(CrashingStore):
             self._living(write)
         self._process.reach("after", named, is_write=True)
         return done
+
+    def commit(self, writes: Sequence[Write]) -> list[Outcome]:
+        outcomes = super().commit(writes)
+        if self._process.hung.has_come:
+            self._process.refused += sum(isinstance(outcome, Fenced | Moved | Ended) for outcome in outcomes)
+        return outcomes
 
     def _check_alive(self) -> None:
         if self.is_hung and not self.has_crashed:
@@ -176,6 +195,8 @@ class Process:
         self.hung = Death()
         """Comes when it hangs."""
         self.is_thawed = asyncio.Event()
+        self.refused = 0
+        """How many of its writes were refused after it had hung."""
         self._thread_is_thawed = threading.Event()
         self._loop = asyncio.get_running_loop()
         crashes = trial.point.fault.crashes

@@ -47,6 +47,7 @@ STILL_SECONDS_MAX = 0.3
 """How long (real time) nothing happens before a run is taken to wait for ever."""
 
 JUMP = timedelta(days=400)
+_REFUSED = "what the hung worker wrote after that was refused"
 
 
 class Parked(PerdureError):
@@ -468,7 +469,8 @@ class Trial:
         aftermath = Aftermath(self.point.name, ending.result, ending.error, self._clients)
         if not self.point.fault.settles_failed and (said := await self.team.look(aftermath)):
             self.problem(said)
-        self.evidence = self._evidence(rows)
+        refused = any(process.refused for process in self._processes)
+        self.evidence = "; ".join(filter(None, [self._evidence(rows), _REFUSED if refused else ""]))
 
     def _rows(self, rid: int) -> list[tuple[Row, e.AnyEvent]]:
         return [(row, e.decode(row.envelope)) for row in self._store.load(rid, from_seq=0).rows]
