@@ -6,77 +6,69 @@
 The public names are these and no others.
 """
 
-import gc as _gc
-
-_is_collecting = _gc.isenabled()
-_gc.disable()  # the classes that an import makes stay; looking for garbage among them is a seventh of its time
-try:
-    from perdure import http, sync
-    from perdure.api.approving import ask, with_approval
-    from perdure.api.client import Client, HistoryEvent, Run, RunSummary
-    from perdure.api.effect import effect, operation, outbox, transaction
-    from perdure.api.inside import (
-        Child,
-        CurrentRun,
-        attempt,
-        continue_as_new,
-        current_run,
-        heartbeat,
-        journal,
-        lane,
-        last_heartbeat,
-        logger,
-        now,
-        patched,
-        pivot,
-        random,
-        receive,
-        saga,
-        section,
-        set_state,
-        sleep,
-        start,
-        use,
-        uuid4,
-    )
-    from perdure.api.runtime import Runtime, Worker, lifespan
-    from perdure.api.script import run
-    from perdure.api.workflow import step, workflow
-    from perdure.errors import (
-        ApprovalExpired,
-        DecisionRefused,
-        DeclarationError,
-        DecodeError,
-        DuplicateOperation,
-        EncodeError,
-        Final,
-        InDoubt,
-        NeedsPerson,
-        NotDurableError,
-        OperationConflict,
-        OperationNotInDoubt,
-        OperationOpen,
-        PerdureError,
-        Rejected,
-        Retryable,
-        RunBlockedError,
-        RunCancelledError,
-        RunConflictError,
-        RunFinishedError,
-        StepError,
-        StepTimeoutError,
-        StoreError,
-        UnknownNameError,
-        UsageError,
-    )
-    from perdure.http.retries import single_retry_owner
-    from perdure.runtime.operation import Operation
-    from perdure.runtime.relay import OutboxMessage
-    from perdure.specs import CanLookUp, Found, Idempotent, NoGuarantee, NotFound, Retry, Unsure
-    from perdure.store.protocol import Status
-finally:
-    if _is_collecting:
-        _gc.enable()
+from perdure import http, sync
+from perdure.api.approving import ask, with_approval
+from perdure.api.client import Client, HistoryEvent, Run, RunSummary
+from perdure.api.effect import effect, operation, outbox, transaction
+from perdure.api.inside import (
+    Child,
+    CurrentRun,
+    attempt,
+    continue_as_new,
+    current_run,
+    heartbeat,
+    journal,
+    lane,
+    last_heartbeat,
+    logger,
+    now,
+    patched,
+    pivot,
+    random,
+    receive,
+    saga,
+    section,
+    set_state,
+    sleep,
+    start,
+    use,
+    uuid4,
+)
+from perdure.api.runtime import Runtime, Worker, lifespan
+from perdure.api.script import run
+from perdure.api.workflow import step, workflow
+from perdure.errors import (
+    ApprovalExpired,
+    DecisionRefused,
+    DeclarationError,
+    DecodeError,
+    DuplicateOperation,
+    EncodeError,
+    Final,
+    InDoubt,
+    NeedsPerson,
+    NotDurableError,
+    OperationConflict,
+    OperationNotInDoubt,
+    OperationOpen,
+    PerdureError,
+    Rejected,
+    Retryable,
+    RunBlockedError,
+    RunCancelledError,
+    RunConflictError,
+    RunFinishedError,
+    StepError,
+    StepTimeoutError,
+    StoreError,
+    UnknownNameError,
+    UsageError,
+)
+from perdure.http.retries import single_retry_owner
+from perdure.runtime.operation import Operation
+from perdure.runtime.relay import OutboxMessage
+from perdure.specs import CanLookUp, Found, Idempotent, NoGuarantee, NotFound, Retry, Unsure
+from perdure.store.protocol import Status
 
 __version__ = "0.1.0"
 

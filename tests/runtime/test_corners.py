@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from tests.runtime.hosting import eventually, is_in_memory, kinds, let_go, on_one_store, run_async
 
@@ -464,9 +465,9 @@ class DamagedStore(MemoryStore):
         assert info is not None
         rows = self._shared.runs[info.rid].rows
         if how == "an event of a kind that nobody knows":
-            rows[0] = rows[0]._replace(envelope=b'{"event":"from.the.future"}')
+            rows[0] = msgspec.structs.replace(rows[0], envelope=b'{"event":"from.the.future"}')
         elif how == "no JSON":
-            rows[-1] = rows[-1]._replace(envelope=b"\x00")
+            rows[-1] = msgspec.structs.replace(rows[-1], envelope=b"\x00")
         else:
             rows[0] = rows[1]
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from perdure.store.protocol import Append, Change, Done, NewRun, Row, Status
 from perdure.store.sqlite import SqliteStore
 
@@ -58,7 +60,7 @@ def lone(folder: str, store: SqliteStore) -> None:
 
     def insert(seq: int) -> None:
         raw.execute("BEGIN IMMEDIATE")
-        raw.execute(INSERT, (1, *row(seq), b"a" * 16))
+        raw.execute(INSERT, (1, *msgspec.structs.astuple(row(seq)), b"a" * 16))
         raw.execute("COMMIT")
 
     floor, ours = list[float](), list[float]()

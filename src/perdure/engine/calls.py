@@ -218,7 +218,7 @@ class WaitingSet(msgspec.Struct, frozen=True):
     entries: tuple[Waiting, ...]
 
 
-class Recorded(NamedTuple):
+class Recorded(msgspec.Struct, frozen=True, gc=False):
     """What the history says about a call that the code has not made again yet. `digest` is what its arguments are
     compared by; `stored` their address, if they are kept. `business_key`: of an effect. `input`: the arguments
     of a step themselves, where they stand beside the event; equal ones need no digest."""

@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 CALLBACKS_WITHOUT_A_COMMAND_MAX = 100_000
 UNWINDING_ROUNDS_MAX = 50
 ASYNCGENS_BEFORE_SWEEP = 64
@@ -64,15 +66,12 @@ class LoopTask(asyncio.Task[Any]):
         return self.ordinal
 
 
-class LoopHandle:
+class LoopHandle(msgspec.Struct, eq=False):
     """A callback that is ready. Quacks like asyncio.Handle."""
 
-    __slots__ = ("args", "callback", "context")
-
-    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context) -> None:
-        self.callback: Callable[..., Any] | None = callback
-        self.args = args
-        self.context = context
+    callback: Callable[..., Any] | None
+    args: tuple[Any, ...]
+    context: contextvars.Context
 
     def cancel(self) -> None:
         self.callback, self.args = None, ()
@@ -84,29 +83,18 @@ class LoopHandle:
         return self.context
 
 
-class LoopTimer(LoopHandle):
+class LoopTimer(LoopHandle, eq=False):
     """A callback whose time will come. Quacks like asyncio.TimerHandle."""
 
-    __slots__ = ("_when", "is_local", "ordinal")
-
-    def __init__(
-        self,
-        callback: Callable[..., Any],
-        args: tuple[Any, ...],
-        context: contextvars.Context,
-        when: float,
-        ordinal: int,
-    ) -> None:
-        super().__init__(callback, args, context)
-        self._when = when
-        self.ordinal = ordinal
-        self.is_local = False
+    at: float
+    ordinal: int
+    is_local: bool = False
 
     def when(self) -> float:
-        return self._when
+        return self.at
 
     def __lt__(self, other: LoopTimer) -> bool:
-        return (self._when, self.ordinal) < (other._when, other.ordinal)
+        return (self.at, self.ordinal) < (other.at, other.ordinal)
 
 
 class StuckTurn(BaseException):

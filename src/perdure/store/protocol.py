@@ -52,7 +52,7 @@ class Wakes(StrEnum):
     NOTHING = "nothing"
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """One event as stored. `input` and `output` are payloads kept outside the envelope, which holds their digests:
     None where there is no such payload or where it is a blob."""
 

@@ -41,8 +41,8 @@ def check_append(append: Append) -> None:
 def check_dense(rows: Sequence[Row], start: int, run: int | str) -> None:
     """Positions of rows follow each other from `start` on."""
     for seq, row in enumerate(rows, start):
-        if row[0] != seq:
-            raise PerdureBug(f"run {run}: a row for position {row[0]} was given where {seq} is next")
+        if row.seq != seq:
+            raise PerdureBug(f"run {run}: a row for position {row.seq} was given where {seq} is next")
 
 
 def check_ending(change: Change, run: int) -> None:

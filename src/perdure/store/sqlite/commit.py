@@ -69,9 +69,9 @@ def event_values(rid: int, row: Row, append_id: bytes | None = None) -> tuple[An
 
     Bytes as bytearray: for each bytes object the driver of Python 3.11 first looks for an adapter, half a microsecond
     long. Written out, since every event passes here."""
-    seq, at, kind, envelope, before, after, head = row
+    envelope, before, after, head = row.envelope, row.input, row.output, row.hash
     return (
-        rid, seq, at, kind,
+        rid, row.seq, row.at, row.kind,
         bytearray(envelope) if type(envelope) is bytes else envelope,
         bytearray(before) if type(before) is bytes else before,
         bytearray(after) if type(after) is bytes else after,

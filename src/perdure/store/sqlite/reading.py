@@ -6,8 +6,8 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from functools import partial
+from collections.abc import Generator, Sequence
+from itertools import starmap
 from typing import Any
 
 import msgspec
@@ -23,8 +23,6 @@ from perdure.store.sqlite.connect import connect, leaves_doubts, translated
 from perdure.store.sqlite.rows import approval_entry, ledger_entry, run_info, worker_info
 
 IDLE_READERS_MAX = 4
-_as_row: Callable[[Any], Row] = partial(tuple.__new__, Row)  # pyright: ignore[reportUnknownMemberType]
-"""What Row._make does, in Python and with a look at each length."""
 OPEN_IN_THE_INDEX = {EffectState.STARTED, EffectState.UNKNOWN, EffectState.FAILED_RETRYABLE}
 
 
@@ -149,7 +147,7 @@ class Readers:
             last = rows[-1] if rows else connection.execute(QUERIES["last_event"], (rid,)).fetchone()
         self._check_dense(info, first, rows)
         length, head = (0, b"") if last is None else (last[0] + 1, last[6])
-        return Stored(info, length, head, list(map(_as_row, rows)))
+        return Stored(info, length, head, list(starmap(Row, rows)))
 
     def _check_dense(self, info: RunInfo, first: int, rows: Sequence[Any]) -> None:
         if [row[0] for row in rows] != list(range(first, first + len(rows))):
@@ -162,7 +160,7 @@ class Readers:
         found = self.first("last_event", rid)
         if found is None:
             raise HistoryCorruptError(f"{self.path}: run number {rid} has no events")
-        return Row._make(found)
+        return Row(*found)
 
     def blob(self, rid: int, address: bytes) -> bytes:
         position = position_of(address)
