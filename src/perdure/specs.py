@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
@@ -96,8 +95,7 @@ def mapping(given: Any) -> dict[Any, Any] | None:
     return dict(given) if isinstance(given, Mapping) else None  # pyright: ignore[reportUnknownArgumentType]
 
 
-@dataclass(frozen=True)
-class Retry:
+class Retry(msgspec.Struct, frozen=True):
     """How often a step is tried, and how long it waits in between.
 
     `max_attempts` counts the first one. The wait before attempt n + 1 is `first_delay * factor ** (n - 1)`, at most

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,7 +35,7 @@ DOUBTS = st.builds(
     may_send_again=st.booleans(),
     wants_person=st.booleans(),
     looks=st.just(()),
-).map(lambda doubt: doubt._replace(has_lookup=doubt.downstream == "can_look_up" or doubt.has_lookup))
+).map(lambda doubt: msgspec.structs.replace(doubt, has_lookup=doubt.downstream == "can_look_up" or doubt.has_lookup))
 ANSWERS = st.lists(st.sampled_from(["not_found", "unsure"]), min_size=LOOKS_MAX, max_size=LOOKS_MAX)
 
 
@@ -48,7 +49,7 @@ def followed(doubt: Doubt, answers: list[str], late_by: list[int]) -> tuple[Any,
                 assert at > now, "a wait that is over is no wait"
                 now = at + late_by[step % len(late_by)]
             case LookUpNow():
-                doubt = doubt._replace(looks=(*doubt.looks, Look(answers[len(doubt.looks)], now)))
+                doubt = msgspec.structs.replace(doubt, looks=(*doubt.looks, Look(answers[len(doubt.looks)], now)))
             case _:
                 return move, doubt, now
     raise AssertionError(f"no end: {doubt}")
@@ -116,7 +117,7 @@ def test_unsure_in_between_does_not_make_not_found_count_less_or_more() -> None:
     doubt = Doubt("can_look_up", True, BEGAN, settle_after=seconds(2), looks=looks)
     move = next_move(doubt, BEGAN + seconds(100))
     assert isinstance(move, LookUpNow)
-    again = doubt._replace(looks=(*looks, Look("not_found", BEGAN + seconds(100))))
+    again = msgspec.structs.replace(doubt, looks=(*looks, Look("not_found", BEGAN + seconds(100))))
     assert isinstance(next_move(again, BEGAN + seconds(100)), NothingHappened)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from perdure.history import events as e
@@ -175,7 +176,7 @@ def test_it_finds_a_not_found_that_is_believed_at_once(monkeypatch: pytest.Monke
 
 def test_it_finds_a_not_found_that_is_believed_after_a_suspicion(monkeypatch: pytest.MonkeyPatch) -> None:
     def trusting(it: doubt.Doubt, now: int) -> Any:
-        return doubt.next_move(it._replace(is_suspicion=False), now)
+        return doubt.next_move(msgspec.structs.replace(it, is_suspicion=False), now)
 
     monkeypatch.setattr(doubts, "next_move", trusting)
     plan = Plan(workers=2, pauses=4)

@@ -10,7 +10,6 @@ import asyncio
 import builtins
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Self, TypeVar, cast
 
@@ -82,8 +81,7 @@ def micros(at: datetime) -> int:
     return round((at - _EPOCH) / timedelta(microseconds=1))
 
 
-@dataclass(frozen=True)
-class HistoryEvent:
+class HistoryEvent(msgspec.Struct, frozen=True):
     """One event of a run, for people and programs that read it. `input` and `output` are plain JSON values."""
 
     seq: int
@@ -95,8 +93,7 @@ class HistoryEvent:
     hash: str
 
 
-@dataclass(frozen=True)
-class RunSummary:
+class RunSummary(msgspec.Struct, frozen=True):
     """One run in a list."""
 
     id: str

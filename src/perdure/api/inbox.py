@@ -6,12 +6,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -38,8 +36,7 @@ Choices = Mapping[str, str]
 """What `unblock` can be told, and what that will do."""
 
 
-@dataclass(frozen=True)
-class InboxEntry:
+class InboxEntry(msgspec.Struct, frozen=True):
     """One thing that waits for a person.
 
     `hint` says what happened; `call` names the call that is stuck (`0.2/search#3`) if it is one, else the run as a
@@ -68,7 +65,7 @@ class InboxEntry:
 # ── what a person can choose ────────────────────────────────────────────────────────────────
 
 
-class Reason(NamedTuple):
+class Reason(msgspec.Struct, frozen=True):
     """What can be chosen when one call is stuck, and when the run as a whole is."""
 
     of_call: Choices
@@ -210,7 +207,7 @@ def _with_effect(store: Store, rid: int, entry: InboxEntry, standing: Standing, 
     row = store.effect(standing.operation)
     if row is None:
         return entry
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         entry,
         choices=SUPPLY if row.status is EffectState.SUCCEEDED else SETTLE,
         operation=summary_of(row),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from perdure.clock import when
 from perdure.errors import OperationNotInDoubt, RunFinishedError, UnknownNameError, UsageError
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from perdure.api.inbox import InboxEntry
 
 
-@dataclass(frozen=True)
-class OperationSummary:
+class OperationSummary(msgspec.Struct, frozen=True):
     """One effect in the ledger.
 
     `id` is the operation id, under which it was sent; `call` the call that asked for it (`0/refund#1`). `reference`:

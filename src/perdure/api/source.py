@@ -14,8 +14,9 @@ import textwrap
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, cast
+
+import msgspec
 
 from perdure.api.calls import DurableFunction
 from perdure.api.workflow import AnyWorkflow
@@ -25,8 +26,7 @@ Code = types.FunctionType | type
 """What has a source text of its own."""
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """`digest`: hexadecimal, of the source text of all that the workflow's code leads to; another one after any edit of
     one of them. `functions`: where they stand (`module:qualified.name`), classes among them. `unreadable`: those of
     which there is no text to be had (typed into a console, say)."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, cast
 
+import msgspec
 import typer
 
 from perdure.api.client import Client
@@ -120,7 +120,7 @@ def _json(entry: InboxEntry) -> dict[str, Any]:
 
 def operation_json(operation: OperationSummary) -> dict[str, Any]:
     """An effect as a JSON object; times in ISO 8601."""
-    found = dataclasses.asdict(operation)
+    found = msgspec.structs.asdict(operation)
     return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in found.items()}
 
 

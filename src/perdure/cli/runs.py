@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
+import msgspec
 import typer
 
 from perdure.api.client import Client, HistoryEvent, Run, RunSummary
@@ -91,7 +91,7 @@ def summary_json(summary: RunSummary) -> dict[str, Any]:
 
 
 def _fields(summary: RunSummary) -> Sequence[tuple[str, Any]]:
-    return list({**asdict(summary), "status": str(summary.status), "tags": dict(summary.tags)}.items())
+    return list({**msgspec.structs.asdict(summary), "status": str(summary.status), "tags": dict(summary.tags)}.items())
 
 
 @app.command()

@@ -67,11 +67,10 @@ class ArgumentsCodec:
             is_usual = not kwargs and len(args) == self._only_positional
             if not is_usual:
                 self._check(args, kwargs)
-            table, index = self._table, 0
-            for item in args if is_usual else args[: len(table)]:  # a zip() costs as much as all of this
+            table = self._table
+            for index, item in enumerate(args if is_usual else args[: len(table)]):  # zip() costs as much as all this
                 name, own, to_wire = table[index]
                 wire[name] = item if type_of(item) is own else to_wire(item, 1)
-                index += 1
             if not is_usual and len(args) > len(self._table) and self._var_positional is not None:
                 name = self._var_positional
                 wire[name] = self._rest_to_wire(args[len(self._table) :])

@@ -7,8 +7,9 @@ and back. Shapes are built once per hint (`hints.py`) and know nothing of bytes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 type_of: Callable[[Any], type] = type
 """`type(x)`, without the type checker's narrowing of Any to a dict or list of unknowns."""
@@ -44,8 +45,7 @@ class Unfit(Exception):
         return "".join(steps)
 
 
-@dataclass(slots=True, eq=False)
-class Shape:
+class Shape(msgspec.Struct, eq=False):
     """One compiled hint: how its values become a wire and come back."""
 
     words: str
@@ -90,20 +90,16 @@ def hollow_shape() -> Shape:
         return built.from_wire(wire, tagged)
 
     built = Shape("…", _unfilled, _unfilled, frozenset(), frozenset())
-    return _Hollow(built, to_wire, from_wire)
+    return _Hollow(built.words, to_wire, from_wire, built.types, built.kinds, inside=built)
 
 
-class _Hollow(Shape):
+class _Hollow(Shape, eq=False, kw_only=True):
     """Calls go through the stand-in, so that whoever captured its functions early reaches the finished shape."""
 
-    __slots__ = ("_built",)
-
-    def __init__(self, built: Shape, to_wire: Callable[[Any, int], Any], from_wire: Callable[[Any, bool], Any]) -> None:
-        super().__init__(built.words, to_wire, from_wire, built.types, built.kinds)
-        self._built = built
+    inside: Shape
 
     def fill(self, built: Shape) -> None:
-        self._built.fill(built)
+        self.inside.fill(built)
         self.words, self.types, self.kinds = built.words, built.types, built.kinds
 
 

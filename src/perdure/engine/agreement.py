@@ -4,7 +4,8 @@ disagree in came from outside: a file that was edited, a backup put together fro
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+
+import msgspec
 
 from perdure.engine.calls import Key
 from perdure.history import events as e
@@ -14,7 +15,7 @@ SAYS_NOTHING_OF_ITS_OWN = frozenset({"conflict", "duplicate", "denied", "reused"
 """How an effect can end without anything having been sent for it: the operation may be another call's."""
 
 
-class Told(NamedTuple):
+class Told(msgspec.Struct, frozen=True):
     """What a history says of an operation: where it stands after the last event about it. `at`: of that event."""
 
     state: EffectState
@@ -22,7 +23,7 @@ class Told(NamedTuple):
     outcome: e.EffectSucceeded | e.EffectFailed | None = None
 
 
-class Disagreement(NamedTuple):
+class Disagreement(msgspec.Struct, frozen=True):
     """An operation of which the two do not say the same. `repaired`: the row as the history has it, where the history
     proves what the row leaves open."""
 

@@ -190,7 +190,7 @@ QUESTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 not all the same."""
 
 
-class Cancelled(NamedTuple):
+class Cancelled(msgspec.Struct, frozen=True):
     """A command: the code cancelled this call, which is under way."""
 
     ask: Ask

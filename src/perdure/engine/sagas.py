@@ -19,6 +19,8 @@ from contextvars import ContextVar
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import msgspec
+
 from perdure.codec import codec_for
 from perdure.codec.exceptions import message_of
 from perdure.engine.calls import CONFIRM_UNDO, NO_UNDO, UNDO_FAILED, EffectAsk, Key
@@ -58,7 +60,7 @@ class Done(NamedTuple):
         return f"{self.name} {self.business_key!r}"
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, frozen=True):
     """What a person said."""
 
     choice: str

@@ -11,7 +11,7 @@ an answer that is none, a crash. What follows is the author's declaration, never
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 LOOKS_WITHOUT_ANSWER_MAX = 6
 FIRST_LOOK_AGAIN_SECONDS = 1.0
@@ -20,14 +20,14 @@ LOOK_AGAIN_SECONDS_MAX = 300.0
 MICROSECONDS = 1_000_000
 
 
-class Look(NamedTuple):
+class Look(msgspec.Struct, frozen=True):
     """One look-up. `answer`: found, not_found or unsure (the other side could not say, or could not be asked)."""
 
     answer: str
     at: int
 
 
-class Doubt(NamedTuple):
+class Doubt(msgspec.Struct, frozen=True):
     """What is known of an effect in doubt.
 
     `since`: when the doubt arose, or the last of our own threads ended that was sending it. `is_suspicion`: another
@@ -46,25 +46,25 @@ class Doubt(NamedTuple):
     looks: tuple[Look, ...] = ()
 
 
-class SendAgain(NamedTuple):
+class SendAgain(msgspec.Struct, frozen=True):
     """The same request under the same key."""
 
 
-class LookUpNow(NamedTuple):
+class LookUpNow(msgspec.Struct, frozen=True):
     """Ask the other side."""
 
 
-class NothingHappened(NamedTuple):
+class NothingHappened(msgspec.Struct, frozen=True):
     """Proven by look-ups: the request has done nothing, and will not."""
 
 
-class WaitUntil(NamedTuple):
+class WaitUntil(msgspec.Struct, frozen=True):
     """Come back then."""
 
     at: int
 
 
-class AskPerson(NamedTuple):
+class AskPerson(msgspec.Struct, frozen=True):
     """No machine can tell. `why` is a sentence for the person."""
 
     why: str

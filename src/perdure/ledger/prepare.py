@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from perdure.ledger.entry import LedgerEntry
 from perdure.ledger.operations import REVISIONS_MAX
 from perdure.ledger.states import EffectState
@@ -19,39 +21,39 @@ class Call(NamedTuple):
     reuses: bool = False
 
 
-class Perform(NamedTuple):
+class Perform(msgspec.Struct, frozen=True):
     """Nobody has asked for this operation: send it."""
 
 
-class NextRevision(NamedTuple):
+class NextRevision(msgspec.Struct, frozen=True):
     """Another request, and the last one was provably refused: look at the id of the next revision."""
 
 
-class GoOn(NamedTuple):
+class GoOn(msgspec.Struct, frozen=True):
     """This call asked before and has no answer yet: go on where it stands."""
 
     entry: LedgerEntry
 
 
-class Answered(NamedTuple):
+class Answered(msgspec.Struct, frozen=True):
     """The operation has its answer; nothing is sent."""
 
     entry: LedgerEntry
 
 
-class Held(NamedTuple):
+class Held(msgspec.Struct, frozen=True):
     """Another call, or another run, has this operation under way: its answer is waited for."""
 
     entry: LedgerEntry
 
 
-class Duplicate(NamedTuple):
+class Duplicate(msgspec.Struct, frozen=True):
     """Another call has asked for exactly this operation: nothing is sent."""
 
     entry: LedgerEntry
 
 
-class Conflict(NamedTuple):
+class Conflict(msgspec.Struct, frozen=True):
     """Another request under the id of an operation that may have happened: nothing is sent."""
 
     entry: LedgerEntry

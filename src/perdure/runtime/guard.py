@@ -32,7 +32,9 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from perdure.engine.loop import DeterministicLoop, inline
 from perdure.errors import GuardError
@@ -40,7 +42,7 @@ from perdure.errors import GuardError
 Note = Callable[[GuardError], None]
 
 
-class Reach(NamedTuple):
+class Reach(msgspec.Struct, frozen=True):
     """What a call reaches for, and what to write instead."""
 
     does: str
@@ -223,7 +225,7 @@ def _caller() -> FrameType:
 # ── a check under way ───────────────────────────────────────────────────────────────────────
 
 
-class _Check(NamedTuple):
+class _Check(msgspec.Struct, frozen=True):
     note: Note
     base: FrameType
 

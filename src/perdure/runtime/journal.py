@@ -22,6 +22,8 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
+import msgspec
+
 from perdure import decisions
 from perdure.clock import MICROSECONDS, when
 from perdure.codec import ValueCodec, arguments_codec_for, codec_for, dump_exception, load_exception, pack
@@ -79,7 +81,7 @@ _ANSWERED = -1
 """The record has the answer: nothing is to be performed."""
 
 
-class ChildCall(NamedTuple):
+class ChildCall(msgspec.Struct, frozen=True):
     """A child run to be started."""
 
     spec: WorkflowSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -49,7 +49,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     approval: ApprovalEntry | None = None
 
 
-class Standstill(NamedTuple):
+class Standstill(msgspec.Struct, frozen=True):
     """How a run came to a stop, for those who wait for it. `raw`: the result, or the exception, canonical."""
 
     status: Status

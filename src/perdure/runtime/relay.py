@@ -11,9 +11,10 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from perdure.clock import MICROSECONDS, Alarm, Clock, when
 from perdure.codec import codec_for
@@ -35,8 +36,7 @@ LOOK_SECONDS = 1.0
 _PLAIN = codec_for(Any)
 
 
-@dataclass(frozen=True)
-class OutboxMessage:
+class OutboxMessage(msgspec.Struct, frozen=True):
     """A message as its handler gets it. `id` is the same in every delivery: pass it on as the idempotency key.
 
     `payload` is what was posted, as plain JSON values; `attempt` counts deliveries from 1.

@@ -98,7 +98,7 @@ class NewRun(NamedTuple):
     due_at: int | None = None
 
 
-class Watch(NamedTuple):
+class Watch(msgspec.Struct, frozen=True):
     """Tell `watcher_rid` when run `run_id` ends, by a `child` letter whose key is `key`; at once if it has ended.
 
     The letter's body is the `ending` of the watched run. A watcher that has ended itself is not told.
@@ -231,37 +231,37 @@ class Done(msgspec.Struct, frozen=True, gc=False):
     length: int = 0
 
 
-class Exists(NamedTuple):
+class Exists(msgspec.Struct, frozen=True):
     """A new run's id is taken; `run` is who has it."""
 
     run: RunInfo
 
 
-class Held(NamedTuple):
+class Held(msgspec.Struct, frozen=True):
     """The operation is another run's; `entry` is its row. So only with ids that are the same in several runs."""
 
     entry: LedgerEntry
 
 
-class Moved(NamedTuple):
+class Moved(msgspec.Struct, frozen=True):
     """The run has another length than expected: somebody appended first, or this is a bug."""
 
     length: int
 
 
-class Fenced(NamedTuple):
+class Fenced(msgspec.Struct, frozen=True):
     """The run has a newer epoch: its owner is another worker now (or nobody)."""
 
     epoch: int
 
 
-class Ended(NamedTuple):
+class Ended(msgspec.Struct, frozen=True):
     """The run has ended and takes nothing any more."""
 
     status: Status
 
 
-class Missing(NamedTuple):
+class Missing(msgspec.Struct, frozen=True):
     """There is no such run."""
 
 
@@ -298,7 +298,7 @@ class RunInfo(NamedTuple):
     state: bytes | None
 
 
-class Claim(NamedTuple):
+class Claim(msgspec.Struct, frozen=True):
     """A run that this worker owns from now on. `lost_owner`, `lost_how` (`proof` or `suspicion`): who had it before,
     when it was taken over. `deaths`: how often its owner died without its making progress; `lone`: how many of those
     deaths it died alone (see `take_over`)."""

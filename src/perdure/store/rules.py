@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from perdure.decisions import ApprovalEntry, Refusal, decide
 from perdure.decisions.deciding import decode_decision
@@ -88,7 +89,7 @@ def refused(
     return Refused(*following) if isinstance(following, Refusal) else None
 
 
-class Death(NamedTuple):
+class Death(msgspec.Struct, frozen=True):
     """What a proven death of its owner makes of a run. `is_looping`: it is parked as `crash_loop`."""
 
     deaths: int

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -80,7 +80,7 @@ def event_values(rid: int, row: Row, append_id: bytes | None = None) -> tuple[An
     )  # fmt: skip
 
 
-class Addressee(NamedTuple):
+class Addressee(msgspec.Struct, frozen=True):
     """What a letter has to know of the run that it is for."""
 
     rid: int

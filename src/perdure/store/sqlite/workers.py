@@ -6,6 +6,8 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from perdure.clock import MICROSECONDS
 from perdure.store import rules
 from perdure.store.protocol import Claim, Status
@@ -17,7 +19,7 @@ FOR_EVER = (1 << 63) - 1
 Known = frozenset[tuple[str, int]]
 
 
-class Owned(NamedTuple):
+class Owned(msgspec.Struct, frozen=True):
     """A run as its dead owner left it."""
 
     rid: int
