@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -30,8 +29,7 @@ COMMENT_CHARACTERS_MAX = 100_000
 _PLAIN = codec_for(Any)
 
 
-@dataclass(frozen=True)
-class Said:
+class Said(msgspec.Struct, frozen=True):
     """What one person said about a request. `to`: whom they handed it on to."""
 
     choice: str
@@ -42,8 +40,7 @@ class Said:
     to: str
 
 
-@dataclass(frozen=True)
-class RequestSummary:
+class RequestSummary(msgspec.Struct, frozen=True):
     """One thing that people are, or were, asked: an approval of exactly one call, or a question (`kind`).
 
     `hash` is what a decision has to name. `subject`: the name of the call, or the question; `arguments`: of the call,

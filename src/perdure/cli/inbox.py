@@ -126,7 +126,8 @@ def operation_json(operation: OperationSummary) -> dict[str, Any]:
 
 def request_json(request: RequestSummary) -> dict[str, Any]:
     """A request as a JSON object; times in ISO 8601."""
-    return cast("dict[str, Any]", _with_times(dataclasses.asdict(request)))
+    said = [msgspec.structs.asdict(each) for each in request.said]
+    return cast("dict[str, Any]", _with_times({**msgspec.structs.asdict(request), "said": said}))
 
 
 def _with_times(value: Any) -> Any:
