@@ -170,11 +170,18 @@ ITEMS = st.lists(
     min_size=1, max_size=3,
 )  # fmt: skip
 WHICH = st.integers(0, 2)
+DECISIONS = st.tuples(
+    st.just("decide"), WHICH, st.sampled_from(PERSONS), st.sampled_from(["approve", "approve", "reject"]),
+    st.sampled_from(["right", "right", "right", "wrong", "another's"]),
+)  # fmt: skip
+PASSING = st.tuples(st.just("pass"), st.sampled_from([1, 4, 5, 6]))
+AWAY = st.tuples(st.sampled_from([("crash",), ("leave",), ("pause",)]), DECISIONS, DECISIONS, PASSING)
+"""Decided while nobody executes the run, which goes on some time later."""
 ACTIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("decide"), WHICH, st.sampled_from(PERSONS), st.sampled_from(["approve", "approve", "reject"]),
-                  st.sampled_from(["right", "right", "right", "wrong", "another's"])),
-        st.tuples(st.just("pass"), st.sampled_from([1, 4, 5, 6])),
+        DECISIONS,
+        PASSING,
+        st.tuples(st.just("several"), AWAY),
         st.tuples(st.sampled_from(["crash", "crash", "leave", "enter", "evict", "pause", "resume", "begin"])),
         st.tuples(st.just("give up"), WHICH),
     ),
@@ -267,6 +274,9 @@ class World:
         match action:
             case "decide", n, by, choice, how if n < len(self.items):
                 await self.decide(n, by, choice, how)
+            case "several", actions:
+                for each in actions:
+                    await self.act(each)
             case "pass", seconds:
                 if self.runtime is not None:
                     await self.runtime.advance(seconds)
@@ -308,7 +318,7 @@ class World:
             model.begin(self.clock.now())
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(items=ITEMS, actions=ACTIONS, begins=st.integers(0, 3))
 def test_any_order_of_things(items: list[Item], actions: list[tuple[Any, ...]], begins: int) -> None:
     actions.insert(min(begins, len(actions)), ("begin",))

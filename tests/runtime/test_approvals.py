@@ -34,7 +34,10 @@ from perdure import (
 )
 from perdure.api.client import micros
 from perdure.api.requests import RequestSummary
+from perdure.decisions import Decision
+from perdure.decisions.deciding import encode_decision
 from perdure.store.memory import MemoryStore
+from perdure.store.protocol import Decide, Done
 from perdure.testing.clock import FakeClock
 from perdure.testing.runtime import RuntimeUnderTest
 from perdure.testing.sweep import sweep_crashes
@@ -568,6 +571,22 @@ async def test_a_decision_and_the_expiry_have_one_winner() -> None:
                 assert len(answers) == 1
             await runtime.__aexit__(None, None, None)
     assert len(PAID) == 4
+
+
+@in_a_loop
+async def test_a_decision_that_lies_in_the_mailbox_when_the_time_is_up_counts() -> None:
+    """The worker is there, and has not read it when its alarm goes off."""
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    async with RuntimeUnderTest(store.again(), clock=clock, workflows=[within_a_day]) as runtime:
+        run = await runtime.start(within_a_day.call("o-1", False), id="r")
+        (it,) = await asked(runtime)
+        clock.advance_to(clock.now() + DAY - 1)
+        body = encode_decision(Decision("approve", it.hash, "ann"))
+        (outcome,) = store.again().commit([Decide(b"x" * 16, "r", it.id, body)])
+        clock.advance_to(clock.now() + 1)
+        assert isinstance(outcome, Done)
+        assert await run.result() == "refunded 1"
 
 
 def hash_of(run: str, order: str, cents: int, *, version: int = 1) -> tuple[str, str]:
