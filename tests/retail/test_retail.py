@@ -134,7 +134,11 @@ async def survives(lives: Lives, fate: DiesAtEachCall) -> None:
     assert lives.asked == (in_doubt if lives.kind == "no_guarantee" else []), "about each a person was asked once"
 
 
-@pytest.mark.parametrize("task", range(len(TASKS)))
+EACH = [pytest.param(task, marks=[] if task % 10 == 0 else [pytest.mark.soak]) for task in range(len(TASKS))]
+"""All of them take minutes: `scripts/test-all`, or `-m "soak or not soak"`."""
+
+
+@pytest.mark.parametrize("task", EACH)
 def test_a_task_survives_a_kill_before_and_after_each_of_its_calls(orders: Orders, task: int) -> None:
     async def main() -> None:
         async with perdure.http.client(base_url=orders.service.url, verify=False, trust_env=False) as client:
