@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
@@ -95,7 +96,8 @@ def mapping(given: Any) -> dict[Any, Any] | None:
     return dict(given) if isinstance(given, Mapping) else None  # pyright: ignore[reportUnknownArgumentType]
 
 
-class Retry(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Retry:
     """How often a step is tried, and how long it waits in between.
 
     `max_attempts` counts the first one. The wait before attempt n + 1 is `first_delay * factor ** (n - 1)`, at most
