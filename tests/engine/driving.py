@@ -122,7 +122,7 @@ class Driver:
             self._record(e.StepStarted(*command.key, command.name, command.use, first["input"], first["view"]))
 
     def _record(self, event: e.Event, raw: bytes | None = None) -> None:
-        notes, self.execution.notes = self.execution.notes, []
+        notes, self.execution.notes = self.execution.notes, ()
         self.history.extend(Happened(note, self.at) for note in notes)
         self.history.append(Happened(event, self.at, raw))
 

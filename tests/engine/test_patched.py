@@ -26,7 +26,7 @@ async def check(item: int = 0) -> int:
 
 def answers(driver: Driver) -> list[bool]:
     """What was recorded, and what is to be."""
-    noted = [h.event for h in driver.history] + driver.execution.notes
+    noted = [*(h.event for h in driver.history), *driver.execution.notes]
     return [event.answer for event in noted if isinstance(event, e.Patched)]
 
 

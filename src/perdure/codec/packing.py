@@ -107,6 +107,10 @@ class Growth(msgspec.Struct, eq=False):
         return None
 
 
+_NO_DIGESTS: dict[bytes, None] = {}
+_NOT_QUOTABLE: dict[bytes, bytes] = {}
+
+
 class Memo:
     """What one run has stored already: digests, and the arrays that keep growing.
 
@@ -127,8 +131,7 @@ class Memo:
         bytes_max: int = 4 << 20,
     ) -> None:
         self._ask = known
-        self._digests: dict[bytes, None] = {}
-        self._quotable: dict[bytes, bytes] = {}
+        self._digests, self._quotable = _NO_DIGESTS, _NOT_QUOTABLE  # until there are any: most runs have none
         self._growths: tuple[Growth, ...] = ()
         self._digests_max, self._arrays_max, self._bytes_max = digests_max, arrays_max, bytes_max
 
@@ -142,12 +145,16 @@ class Memo:
 
     def remember(self, digest: bytes) -> None:
         """The blob of this digest is stored."""
+        if self._digests is _NO_DIGESTS:
+            self._digests = {}
         self._digests[digest] = None
         if len(self._digests) > self._digests_max:  # half of them at once: a dict is slow to lose its first key
             self._digests = dict.fromkeys([*self._digests][len(self._digests) // 2 :])
 
     def quotable(self, text: bytes, position: int) -> None:
         """This small text is stored as the output of the event at `position`."""
+        if self._quotable is _NOT_QUOTABLE:
+            self._quotable = {}
         self._quotable[sha256(text).digest()] = position.to_bytes(POSITION_SIZE, "big")
         if len(self._quotable) > QUOTABLE_MAX:
             del self._quotable[next(iter(self._quotable))]

@@ -110,7 +110,7 @@ class Execution:
         self.children: dict[Key, str] = {}
         self.sagas: dict[Key, WorkflowSaga] = {}
         self.commands: list[Command] = []
-        self.notes: list[e.Event] = []
+        self.notes: tuple[e.Event, ...] = ()
         self.failure: Blocked | None = None
         self.ending: Ending | None = None
         self.cancel_carried: e.CancelRequested | None = None
@@ -490,7 +490,7 @@ class Execution:
         if self._is_expected(ask, 0):
             self.open[key] = ask
             if key not in self.known.asked:
-                self.notes.append(e.RunBlocked(reason, hint, *key, question, use))
+                self.notes += (e.RunBlocked(reason, hint, *key, question, use),)
         return ask.future
 
     def ask_request(self, request: Request, codec: ValueCodec) -> RequestAsk:
@@ -526,7 +526,7 @@ class Execution:
         lapsed: it is too late to begin."""
         if grant.id not in self.known.spent:
             self.known.spent.add(grant.id)
-            self.notes.append(e.ApprovalSpent(grant.id, call, lapsed))
+            self.notes += (e.ApprovalSpent(grant.id, call, lapsed),)
 
     def ask_child(
         self,
@@ -649,7 +649,7 @@ class Execution:
         self.open[ask.key] = ask
         if ask.key not in self.known.unread:
             hint = f"{unread(ask.message, message)} does not fit what is received there: {problem}"
-            self.notes.append(e.RunBlocked("undecodable", hint, *ask.key, ask.name, ask.use))
+            self.notes += (e.RunBlocked("undecodable", hint, *ask.key, ask.name, ask.use),)
         return await ask.future
 
     def _leave_queue(self, ask: ReceiveAsk) -> None:
@@ -681,7 +681,7 @@ class Execution:
                 is_passed = bool(self.outcomes_left) or not self.claims.is_settled
             answer = not is_passed
             self.known.patches[patch] = answer
-            self.notes.append(e.Patched(patch, answer))
+            self.notes += (e.Patched(patch, answer),)
         return answer
 
     def continue_as_new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ContinueAsNew:
@@ -733,7 +733,7 @@ class Execution:
         elif isinstance(ask, UnreadAsk):
             del self.open[ask.key]
             if ask.key not in self.known.cancelled:
-                self.notes.append(e.RunUnblocked("cancelled", "", *ask.key, "", ask.name, ask.use))
+                self.notes += (e.RunUnblocked("cancelled", "", *ask.key, "", ask.name, ask.use),)
             self.cancelled.add(ask.key)
             self.mailbox.put_back(ask.message, ask.unread)
         elif isinstance(ask, RequestAsk):

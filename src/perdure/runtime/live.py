@@ -241,7 +241,7 @@ class LiveRun:
             entries = _with_starts(starts, entries) if self.has_sections else starts + entries
         if self.execution.notes:
             entries = [Entry(note) for note in self.execution.notes] + entries
-            self.execution.notes = []
+            self.execution.notes = ()
         if self.change is not None and self.change.chapter_seq is not None:
             self.change = self.change._replace(chapter_seq=self.length + _place_of_chapter(entries))
         if self.lazy:

@@ -45,7 +45,7 @@ class Parking:
 
     def heed(self, live: LiveRun) -> None:
         """The engine notes where a call of the code is stuck, and where it is not any more."""
-        notes, live.execution.notes = live.execution.notes, []
+        notes, live.execution.notes = live.execution.notes, ()
         for note in notes:
             if isinstance(note, e.RunBlocked):
                 self.block(live, note)
@@ -56,7 +56,7 @@ class Parking:
             elif isinstance(note, e.ApprovalSpent):
                 self._turns.approvals.spent(live, note)
             else:
-                live.execution.notes.append(note)
+                live.execution.notes += (note,)
 
     def block(self, live: LiveRun, event: e.RunBlocked) -> None:
         """Note that the run, or one call of it, waits for a person."""
