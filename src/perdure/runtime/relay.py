@@ -144,7 +144,8 @@ class Relay:
             self._alarm.cancel()
         for delivery in list(self._deliveries):
             delivery.cancel()
-        await asyncio.gather(*self._deliveries, return_exceptions=True)
+        if self._deliveries:  # of nothing, and on no running loop, gather() makes a loop that nobody closes
+            await asyncio.gather(*self._deliveries, return_exceptions=True)
 
 
 class Outbox:
