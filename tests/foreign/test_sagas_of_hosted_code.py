@@ -16,9 +16,9 @@ from tests.runtime.test_saga import (
     WORLD,
     blocked,
     book,
+    decided_by_a_person,
     fresh_world,
     mail_letter,
-    not_blocked,
     promise,
     result_of,
     rows,
@@ -28,7 +28,7 @@ from tests.runtime.test_saga import (
 )
 
 import perdure
-from perdure import Final, RunBlockedError, RunCancelledError, UsageError, step, workflow
+from perdure import Final, RunCancelledError, UsageError, step, workflow
 from perdure.runtime import journal, sections
 from perdure.testing.sweep import sweep_crashes
 
@@ -424,32 +424,9 @@ def test_a_person_decides_about_what_a_machine_must_not_or_cannot_undo(
     how: str, script: bool, choice: Any, value: Any, standing: list[str], notes: list[str], leaves: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    reason = "needs_person" if how == "promise" else "failed_compensation"
     if leaves:
         monkeypatch.setattr(sections, "UNWIND_SECONDS", 0.0)
-
-    async def scenario(runtime: Any) -> Any:
-        if not rows(runtime):
-            fresh_world()
-            if script:
-                WORLD.refused["drop thing"] = ""
-        run = await runtime.start(fails_with.call(how), id="r")
-        asked: list[tuple[str, str]] = []
-        result: list[str] | None = None
-        while result is None:
-            try:
-                result = await run.result(timeout=20)
-            except RunBlockedError as error:
-                asked.append((error.reason, error.hint))
-                assert "drop thing" not in WORLD.log
-                await run.unblock(choice, value=value, by="ann", reason="so be it")
-                await eventually(lambda: not_blocked(runtime))
-        assert all(why == reason and "thing" in hint and "undone: book 'car'" in hint for why, hint in asked)
-        assert sorted(WORLD.standing) == sorted(standing)
-        assert WORLD.log.count("drop flight") == WORLD.log.count("drop car") == 1
-        assert WORLD.log.count("drop thing") == ("thing" not in standing)
-        return told(result)
-
+    scenario = decided_by_a_person(fails_with, how, script=script, choice=choice, value=value, standing=standing)
     sweep = run_async(sweep_crashes(scenario, workflows=[fails_with]))
     assert sweep.result == notes, sweep.error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from typing import Any
 
@@ -501,6 +501,15 @@ async def fails_with(how: str) -> list[str]:
 def test_a_person_decides_about_what_a_machine_must_not_or_cannot_undo(
     how: str, script: bool, choice: Any, value: Any, standing: list[str], notes: list[str]
 ) -> None:
+    scenario = decided_by_a_person(fails_with, how, script=script, choice=choice, value=value, standing=standing)
+    sweep = run_async(sweep_crashes(scenario, workflows=[fails_with]))
+    assert sweep.result == notes, sweep.error
+
+
+def decided_by_a_person(
+    workflow: Any, how: str, *, script: bool, choice: Any, value: Any, standing: list[str]
+) -> Callable[[Any], Awaitable[Any]]:
+    """A saga that fails and asks, and what somebody says; the rest is undone before, and only what they allow after."""
     reason = "needs_person" if how == "promise" else "failed_compensation"
 
     async def scenario(runtime: Any) -> Any:
@@ -508,7 +517,7 @@ def test_a_person_decides_about_what_a_machine_must_not_or_cannot_undo(
             fresh_world()
             if script:
                 WORLD.refused["drop thing"] = ""
-        run = await runtime.start(fails_with.call(how), id="r")
+        run = await runtime.start(workflow.call(how), id="r")
         asked: list[tuple[str, str]] = []
         result: list[str] | None = None
         while result is None:
@@ -525,8 +534,7 @@ def test_a_person_decides_about_what_a_machine_must_not_or_cannot_undo(
         assert WORLD.log.count("drop thing") == ("thing" not in standing)
         return told(result)
 
-    sweep = run_async(sweep_crashes(scenario, workflows=[fails_with]))
-    assert sweep.result == notes, sweep.error
+    return scenario
 
 
 def not_blocked(runtime: Any) -> bool:

@@ -71,9 +71,9 @@ class ArgumentsCodec:
             for index, item in enumerate(args if is_usual else args[: len(table)]):  # zip() costs as much as all this
                 name, own, to_wire = table[index]
                 wire[name] = item if type_of(item) is own else to_wire(item, 1)
-            if not is_usual and len(args) > len(self._table) and self._var_positional is not None:
+            if len(args) > len(table) and self._var_positional is not None:
                 name = self._var_positional
-                wire[name] = self._rest_to_wire(args[len(self._table) :])
+                wire[name] = self._rest_to_wire(args[len(table) :])
             for name, item in kwargs.items():
                 if name in self._parameters and not self._is_positional_only(name):
                     wire[name] = self._by_name[name].to_wire(item, 1)

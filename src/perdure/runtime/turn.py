@@ -300,7 +300,7 @@ class Turns:
         """Deliver these; lazy results that are still to be delivered stand before them in the history, and go first."""
         if live.undelivered:
             outcomes, live.undelivered = (*live.undelivered, *outcomes), ()
-        live.execution.outcomes_left = len(outcomes) + (0 if live.under_way is None else live.outcomes_under_way)
+        live.execution.outcomes_left = len(outcomes) + live.outcomes_under_way
         if outcomes:
             self.turn(live, partial(live.execution.deliver_all, outcomes), then)
         else:
