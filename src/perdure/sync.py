@@ -63,9 +63,9 @@ def start(call: Call[T], *, id: str | None = None, on_cancel: OnCancel = "wait")
 
     >>> child = perdure.sync.start(review.call(file))  # doctest: +SKIP
     """
-    journal = _here("start")
-    request = journal.start(child_call(call, id, on_cancel))
-    return Child(journal.child_id(request), lambda: journal.result(request), lambda: journal.cancel_child(request))
+    children = _here("start").children
+    request = children.start(child_call(call, id, on_cancel))
+    return Child(children.child_id(request), lambda: children.result(request), lambda: children.cancel(request))
 
 
 def sleep(
@@ -79,7 +79,7 @@ def sleep(
     """Wait; see `perdure.sleep`."""
     journal = _here("sleep")
     length = _length(duration, timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds))
-    journal.wait(journal.sleep(length))
+    journal.wait(journal.waits.sleep(length))
 
 
 def with_approval(
@@ -97,7 +97,7 @@ def with_approval(
     """
     journal = _here("with_approval")
     asked = approval_of(call, by=by, quorum=quorum, within=within, note=note, recheck=recheck)
-    said = Said(*journal.wait(journal.ask_people(asked.request, codec_for(Any))))
+    said = Said(*journal.wait(journal.people.ask(asked.request, codec_for(Any))))
     return cast(T, journal.wait(approved_call(journal, asked, said)))
 
 
@@ -118,7 +118,7 @@ def ask(
     """Ask people something, wait for the answer, and give it; see `perdure.ask`."""
     journal, codec = _here("ask"), codec_for(Any if type is None else type)
     request = question_of(question, subject=subject, type=type, by=by, within=within, note=note)
-    return answer_of(Said(*journal.wait(journal.ask_people(request, codec))), request, codec)
+    return answer_of(Said(*journal.wait(journal.people.ask(request, codec))), request, codec)
 
 
 def receive(name: str, type: type[T] | None = None, *, within: timedelta | float | None = None) -> T:
@@ -127,4 +127,4 @@ def receive(name: str, type: type[T] | None = None, *, within: timedelta | float
     limit = None if within is None else _seconds(within, what="within")
     declared: Any = dict(journal.live.execution.spec.receives or {}).get(name)
     codec = declared if type is None and declared is not None else codec_for(Any if type is None else type)
-    return cast(T, journal.wait(journal.receive(name, codec, limit)))
+    return cast(T, journal.wait(journal.waits.receive(name, codec, limit)))

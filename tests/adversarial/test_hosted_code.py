@@ -18,7 +18,7 @@ import perdure
 from perdure import Run, RunCancelledError, Runtime, step, workflow
 from perdure.runtime import sections
 from perdure.runtime.attempt import JOURNAL
-from perdure.runtime.journal import Journal
+from perdure.runtime.hosted.journal import Journal
 
 DONE: list[str] = []
 GATE = threading.Event()
@@ -134,10 +134,10 @@ def test_a_message_and_the_end_of_its_wait_in_one_moment(first: str, monkeypatch
 
             def both(*arguments: Any) -> None:
                 if first == "time":
-                    journal._time_out(request)  # pyright: ignore[reportPrivateUsage]
+                    journal.waits._time_out(request)  # pyright: ignore[reportPrivateUsage]
                 deliver(*arguments)
                 if first == "message":
-                    journal._time_out(request)  # pyright: ignore[reportPrivateUsage]
+                    journal.waits._time_out(request)  # pyright: ignore[reportPrivateUsage]
 
             monkeypatch.setattr(host_of(runtime).turns.sections, "_message_came", both)
             await run.send("m", "the message")

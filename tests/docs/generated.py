@@ -275,7 +275,7 @@ def _parts(needs: Iterable[str]) -> str:
 def modules() -> str:
     """The files of the parts that one reads first."""
     rows: list[tuple[str, str]] = []
-    for folder in ("runtime", "engine", "history", "store", "store/sqlite", "api"):
+    for folder in ("runtime", "runtime/hosted", "engine", "history", "store", "store/sqlite", "api"):
         files = sorted((SOURCE / folder).glob("*.py"))
         rows += [(f"`{folder}/{file.name}`", _says(file)) for file in files if file.stem != "__init__"]
     return table(("file", "what it is about"), rows)

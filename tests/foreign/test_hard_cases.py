@@ -15,7 +15,7 @@ import pytest
 import perdure
 from perdure import step, workflow
 from perdure.runtime import sections
-from perdure.runtime.records import Record, Unclaimed
+from perdure.runtime.hosted.records import Record, Unclaimed
 from perdure.store.protocol import Status
 from perdure.testing.runtime import RuntimeUnderTest
 

@@ -12,7 +12,7 @@ from tests.runtime.hosting import eventually, host_of, kinds, run_async
 
 import perdure
 from perdure import step, workflow
-from perdure.runtime.unwound import Unwound
+from perdure.runtime.hosted.unwound import Unwound
 
 ASKED: list[str] = []
 OPEN = threading.Event()

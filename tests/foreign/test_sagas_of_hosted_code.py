@@ -29,7 +29,8 @@ from tests.runtime.test_saga import (
 
 import perdure
 from perdure import Final, RunCancelledError, UsageError, step, workflow
-from perdure.runtime import journal, sections
+from perdure.runtime import sections
+from perdure.runtime.hosted import journal
 from perdure.testing.sweep import sweep_crashes
 
 wait = perdure.sync.wait

@@ -62,7 +62,7 @@ async def with_approval(
     asked = approval_of(call, by=by, quorum=quorum, within=within, note=note, recheck=recheck)
     journal = _journal()
     if journal is not None:
-        said = Said(*await journal.wait_async(journal.ask_people(asked.request, _PLAIN)))
+        said = Said(*await journal.wait_async(journal.people.ask(asked.request, _PLAIN)))
         return cast(R, await journal.wait_async(approved_call(journal, asked, said)))
     execution = _execution("with_approval")
     people = execution.ask_request(asked.request, _PLAIN)
@@ -117,7 +117,7 @@ async def ask(
     request = question_of(question, subject=subject, type=type, by=by, within=within, note=note)
     journal = _journal()
     if journal is not None:
-        said = Said(*await journal.wait_async(journal.ask_people(request, codec)))
+        said = Said(*await journal.wait_async(journal.people.ask(request, codec)))
     else:
         event, value = await _execution("ask").ask_request(request, codec).future
         said = Said(event, value, 0)
@@ -216,7 +216,7 @@ def approved_call(journal: Any, asked: Asked, said: Said) -> Any:
     """For hosted code: the call that was approved, to be waited for. Its time is that of the answer."""
     grant = asked.grant(said, journal.live.execution)
     if not isinstance(asked.spec, EffectSpec) and grant.is_late(journal.now_us()):
-        journal.has_lapsed(grant, asked.name)
+        journal.steps.has_lapsed(grant, asked.name)
         raise too_late(grant, asked.name)
     return journal.call_of(asked.spec, *asked.arguments(), grant)
 

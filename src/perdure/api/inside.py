@@ -23,9 +23,9 @@ from perdure.engine.randomness import as_number, as_uuid
 from perdure.engine.sagas import Saga, WorkflowSaga, open_here
 from perdure.errors import UsageError
 from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, Attempt
-from perdure.runtime.journal import ChildCall
+from perdure.runtime.hosted.request import ChildCall
+from perdure.runtime.hosted.undoing import HostedSaga
 from perdure.runtime.performer import current_attempt
-from perdure.runtime.undoing import HostedSaga
 from perdure.specs import OnCancel, WorkflowSpec, recordable, seconds
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ async def sleep(
     if execution is not None:
         await execution.sleep(length)
     elif journal is not None:
-        await journal.wait_async(journal.sleep(length))
+        await journal.wait_async(journal.waits.sleep(length))
     elif ATTEMPT.get() is not None:
         raise UsageError(
             "perdure.sleep() inside the body of a step: use asyncio.sleep() there, a step is not durable within"
@@ -126,7 +126,7 @@ async def receive(name: str, type: Any = None, *, within: timedelta | float | No
     codec = declared if type is None and declared is not None else codec_for(Any if type is None else type)
     limit = None if within is None else seconds(within, what="within")
     if journal is not None:
-        return await journal.wait_async(journal.receive(name, codec, limit))
+        return await journal.wait_async(journal.waits.receive(name, codec, limit))
     if limit is None:
         return await execution.receive(name, codec)
     async with asyncio.timeout(limit):
@@ -159,9 +159,10 @@ async def start(call: Call[R], *, id: str | None = None, on_cancel: OnCancel = "
     journal = _journal()
     child = child_call(call, id, on_cancel)
     if journal is not None:
-        request = await journal.start_async(child)
+        children = journal.children
+        request = await children.start_async(child)
         return Child(
-            journal.child_id(request), lambda: journal.result_async(request), lambda: journal.cancel_child(request)
+            children.child_id(request), lambda: children.result_async(request), lambda: children.cancel(request)
         )
     ask = _execution("start").ask_child(
         child.spec, child.args, child.kwargs, run_id=child.run_id, on_cancel=child.on_cancel

@@ -16,7 +16,7 @@ from concurrent.futures import thread as pool_threads
 from typing import Any
 
 from perdure.runtime.attempt import ATTEMPT, JOURNAL
-from perdure.runtime.unwound import Unwound
+from perdure.runtime.hosted.unwound import Unwound
 
 _start = threading.Thread.start
 _submit: Callable[..., Any] = concurrent.futures.ThreadPoolExecutor.submit

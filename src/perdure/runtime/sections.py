@@ -22,11 +22,12 @@ from perdure.engine.known import section_of
 from perdure.history import events as e
 from perdure.runtime import inherit
 from perdure.runtime.attempt import JOURNAL
-from perdure.runtime.journal import Journal, Outcome
+from perdure.runtime.hosted.journal import Journal
+from perdure.runtime.hosted.records import running_children, told_children
+from perdure.runtime.hosted.request import Outcome
+from perdure.runtime.hosted.unwound import Unwound
 from perdure.runtime.live import LiveRun
 from perdure.runtime.performer import STILL_HERE_SECONDS
-from perdure.runtime.records import running_children, told_children
-from perdure.runtime.unwound import Unwound
 
 if TYPE_CHECKING:
     from perdure.runtime.turn import Turns
@@ -126,7 +127,7 @@ class Sections:
 
     def _end(self, journal: Journal, outcome: Outcome) -> None:
         """Record the end, if the code's children have ended too. Those of a section that was cancelled know already."""
-        if not journal.is_cancelling and journal.tell_children():
+        if not journal.is_cancelling and journal.children.tell_all():
             return
         live, ask, (raw, failed, continues) = journal.live, journal.ask, outcome
         self.turns.approvals.withdraw_all(live, f"{journal.section}/")

@@ -10,21 +10,19 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure.engine.sagas import Answer, Done, Saga, Stage, Undoing, refuse_when_undone
 from perdure.errors import PerdureBug, UsageError
 from perdure.history import events as e
-from perdure.runtime.unwound import Unwound
+from perdure.runtime.hosted.request import Hears, Request
+from perdure.runtime.hosted.unwound import Unwound
 from perdure.specs import EffectSpec
 
 if TYPE_CHECKING:
-    from perdure.runtime.journal import Journal, Request
-
-Hears = Callable[[e.Keyed | None, bytes], None]
-"""Who is told the outcome of an effect; None of one that is not, and will not be, under way."""
+    from perdure.runtime.hosted.journal import Journal
 
 _lock = threading.Lock()
 """Between the threads of hosted code, and the loop that answers them."""
@@ -121,10 +119,10 @@ class HostedSaga(Saga):
     async def _send(
         self, undo: EffectSpec, args: tuple[Any, ...], kwargs: dict[str, Any], business_key: str, undoing: Undoing
     ) -> None:
-        await self._answered(self._journal.undo(undo, args, kwargs, business_key, undoing))
+        await self._answered(self._journal.steps.undo(undo, args, kwargs, business_key, undoing))
 
     async def _question(self, question: str, reason: str, hint: str, about: list[Done]) -> Answer:
-        asked = self._journal.question(question, reason, hint, [done.operation for done in about])
+        asked = self._journal.people.question(question, reason, hint, [done.operation for done in about])
         answer: Answer = await self._answered(asked)
         return answer
 

@@ -1,0 +1,86 @@
+"""Steps and effects that hosted code calls."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from perdure.engine.calls import EffectAsk, Grant, StepAsk
+from perdure.engine.sagas import Undoing, open_here
+from perdure.ledger.operations import business_key_of
+from perdure.runtime.attempt import LANE
+from perdure.runtime.hosted.request import Request, load_with, unused_future
+from perdure.runtime.hosted.undoing import HostedSaga
+from perdure.specs import EffectSpec, StepSpec
+
+if TYPE_CHECKING:
+    from perdure.runtime.hosted.journal import Journal
+
+
+class HostedSteps:
+    """Makes the requests of one section's steps."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._live, self._turns = journal.live, journal.turns
+
+    def undo(
+        self, spec: EffectSpec, args: tuple[Any, ...], kwargs: dict[str, Any], business_key: str, undoing: Undoing
+    ) -> Request:
+        """An effect that takes another one back."""
+        request = self.call(spec, args, kwargs, business_key, undoing)
+        request.is_undoing = True
+        return request
+
+    def call(
+        self, spec: StepSpec, args: tuple[Any, ...], kwargs: dict[str, Any], business_key: str | None = None,
+        undoing: Undoing | None = None, grant: Grant | None = None,
+    ) -> Request:  # fmt: skip
+        """A step or an effect, made under an approval if there is a `grant`; taking back another one if `undoing`."""
+        raw = spec.arguments.dumps(args, kwargs)
+        if business_key is None and isinstance(spec, EffectSpec):
+            business_key = business_key_of(spec, args, kwargs)
+
+        def perform(request: Request) -> None:
+            if self._live.waits_for_person(request.key):
+                return
+            ask = self._as_ask(request, spec, raw, business_key, undoing, grant)
+            if isinstance(ask, EffectAsk):
+                self._turns.effects.start(self._live, ask)
+            else:
+                self.spend(grant, ask.label)
+                self._turns.performer.start(self._live, ask)
+
+        request = Request(LANE.get(), spec.name, raw, perform)
+        request.load = load_with(spec.result, spec.raises)
+        if isinstance(spec, EffectSpec):
+            request.as_ask = partial(self._as_ask, request, spec, raw, business_key, undoing, grant)
+            saga = open_here(f"effect {spec.name}") if undoing is None else None
+            if isinstance(saga, HostedSaga):
+                request.hears = saga.join(request, spec, raw)
+        return request
+
+    def _as_ask(
+        self, request: Request, spec: StepSpec, raw: bytes, business_key: str | None, undoing: Undoing | None,
+        grant: Grant | None,
+    ) -> StepAsk:  # fmt: skip
+        of, future = (request.key, spec.name, request.key[1] + 1), unused_future(self._live)
+        if business_key is None:
+            ask = StepAsk(*of, future)
+        else:
+            ask = EffectAsk(*of, future)
+            ask.business_key, ask.grant = business_key, grant
+            if undoing is not None:
+                ask.undoes, ask.revision = undoing
+        ask.spec, ask.input, ask.packed, ask.view = spec, raw, request.packed, None
+        ask.is_recorded = request.record is not None
+        return ask
+
+    def has_lapsed(self, grant: Grant, name: str) -> None:
+        """A call that was approved is not made: it is too late for it."""
+        self._journal.at_once(lambda: self._turns.approvals.spend(self._live, grant, name, lapsed=True))
+
+    def spend(self, grant: Grant | None, call: str) -> None:
+        """What was approved begins: its approval is used up."""
+        if grant is not None:
+            self._turns.approvals.spend(self._live, grant, call)
