@@ -63,6 +63,14 @@ APP = '''
     async def trial(claim: Claim) -> dict[str, int]:
         return {claim.id: await judge(claim.amount)}
 
+    @step
+    async def name_of(number: int) -> str:
+        raise perdure.NeedsPerson("who is that")
+
+    @workflow
+    async def names() -> str:
+        return await name_of(1) + "!"
+
     @workflow
     async def fails() -> None:
         await breaks()

@@ -75,6 +75,12 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "a backup over a folder": ("store backup sub", 4, "there is a file already; name another"),
     "a number that is none": ("runs list --limit x", 2, "Invalid value for '--limit'"),
     "a message that is no JSON": ("runs send echo text '{'", 2, "VALUE: { is no JSON"),
+    "a message of another type": ("runs send asks yes perhaps --app app.py", 2, "VALUE: perhaps is no JSON"),
+    "a message of a type near by": ("runs send asks yes 1 --app app.py", 2, "VALUE: 1 was given where"),
+    "a message of another name": ("runs send asks yse true --app app.py", 5, "no declared message 'yse'"),
+    "an app of others": ("runs send asks yes true --app sub/none.py", 2, "there is no file sub/none.py"),
+    "an app without the workflow": ("runs send asks yes true --app app.py:echo", 2, "which --app does not have"),
+    "a result of another type": ("inbox unblock judged --value no --app app.py", 2, "--value: no is no JSON"),
     "a run that has ended": ("runs send greeted text x", 6, "run greeted has completed: it takes no message"),
     "nothing to unblock": ("inbox unblock echo --retry", 6, "run echo is queued: nothing in it waits for a person"),
     "no decision": ("inbox unblock echo", 2, "decide one thing: --retry, --value VALUE or --fail"),
@@ -106,6 +112,8 @@ def prepared(terminal: Terminal) -> Terminal:
     assert terminal.here("start", "app.py:echo", "--id", "echo").exit_code == 0
     assert terminal.here("run", "app.py:greet", "--id", "greeted").exit_code == 0
     assert terminal.here("run", "app.py:hangs", "--id", "hangs").exit_code == 3
+    assert terminal.here("start", "app.py:asks", "--id", "asks").exit_code == 0
+    assert terminal.here("run", "app.py:trial", '{"id": "c1"}', "--id", "judged").exit_code == 3
     return terminal
 
 
@@ -127,7 +135,7 @@ def test_what_is_typed_wrongly(prepared: Terminal) -> None:
 
 
 def test_numbers_that_only_mean_everything(prepared: Terminal) -> None:
-    assert len(json.loads(prepared.here("runs", "list", "--limit", str(10**30), "--json").stdout)) == 3
+    assert len(json.loads(prepared.here("runs", "list", "--limit", str(10**30), "--json").stdout)) == 5
     pruned = prepared.here("store", "prune", "--older-than", "99y".replace("y", "w"), "--limit", str(10**30))
     assert (pruned.exit_code, pruned.stdout) == (0, "pruned 0 runs\n")
 

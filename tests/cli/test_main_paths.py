@@ -111,12 +111,25 @@ def test_messages_pause_and_resume(terminal: Terminal) -> None:
         terminal.here("runs", "pause", "e", "--by", "ann")
         until(lambda: "(paused)" in terminal.here("runs", "list").stdout, "the run is paused")
         assert "waits for somebody who resumes it" in terminal.here("runs", "show", "e").stdout
-        terminal.here("runs", "send", "e", "text", "it's me")
+        terminal.here("runs", "send", "e", "text", "it's me", "--by", "carol")
         terminal.here("runs", "resume", "e", "--by", "bob")
         assert terminal.here("runs", "wait", "e", "--timeout", "30").stdout == "it's me\n"
     shown = terminal.here("runs", "show", "e").stdout
     assert "paused by ann" in shown
     assert "resumed by bob" in shown
+    assert "message 'text' arrived from carol" in shown
+
+
+def test_values_are_read_as_what_they_are_for_where_the_app_is_named(terminal: Terminal) -> None:
+    """A text that looks like a number is a text where a text is wanted."""
+    terminal.here("start", "app.py:asks", "--id", "a")
+    terminal.here("start", "app.py:names", "--id", "n")
+    with terminal.begun("worker", "app.py"):
+        until(lambda: "name_of#1" in terminal.here("inbox", "list").stdout, "a person is asked for a name")
+        assert terminal.here("runs", "send", "a", "yes", "true", "--app", "app.py").exit_code == 0
+        assert terminal.here("inbox", "unblock", "n", "--value", "12", "--app", "app.py").exit_code == 0
+        assert terminal.here("runs", "wait", "a", "--timeout", "30").stdout == "true\n"
+        assert terminal.here("runs", "wait", "n", "--timeout", "30").stdout == "12!\n"
 
 
 # ── the same program, started otherwise ─────────────────────────────────────────────────────

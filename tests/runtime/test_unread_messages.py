@@ -117,12 +117,13 @@ def test_a_message_that_does_not_fit_waits_for_a_person(flow: Any, choice: str, 
             run: Run[Any] = await runtime.start(flow.call(), id="r")
             async with Client(host_of_store(make), clock=clock) as outside:
                 at_the_door = await outside.get("r")
-                await at_the_door.send("reply", {"yes": "perhaps"})
+                await at_the_door.send("reply", {"yes": "perhaps"}, by="ann")
                 await at_the_door.send("reply", "later")
                 await at_the_door.send("beside", "meanwhile")
             entry = await blocked(runtime, "r")
             assert entry.reason == "undecodable"
             assert "'reply', sent 20" in entry.hint
+            assert " UTC by ann, which says" in entry.hint
             assert '{"yes":"perhaps"}' in entry.hint
             assert "$.yes" in entry.hint
             assert "receive:reply#1" in entry.call

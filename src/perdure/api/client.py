@@ -188,12 +188,14 @@ class Run(Generic[RESULT]):
             raise load_exception(how.raw or b"null", self._raises)
         return cast(RESULT, self._codec.loads(how.raw or b"null"))
 
-    async def send(self, name: str, value: Any = None) -> None:
-        """Send the run a message; it is kept until the run receives it.
+    async def send(self, name: str, value: Any = None, *, by: str = "") -> None:
+        """Send the run a message; it is kept until the run receives it. `by`: who sends it; it stands in the history.
 
         RunFinishedError if the run has ended, UnknownNameError for a name that the workflow does not declare (where the
         workflow is known here), EncodeError if the value cannot be recorded."""
-        await self._post("message", name, message_body(self._client._spec_of(self._info), name, value))
+        if by != "":
+            recordable(by, what="by")
+        await self._post("message", name, message_body(self._client._spec_of(self._info), name, value), by)
 
     async def cancel(
         self, reason: str = "", *, force: bool = False
@@ -324,9 +326,9 @@ class Run(Generic[RESULT]):
         store, rid = self._client._store, self._info.rid
         return [_readable(store, rid, row) for row in store.load(rid, from_seq=0).rows]
 
-    async def _post(self, kind: str, key: str, body: bytes) -> None:
+    async def _post(self, kind: str, key: str, body: bytes, by: str = "") -> None:
         outcome = await self._client._write(
-            mail.letter(self.id, kind, key=key, body=body, now=self._client._clock.now())
+            mail.letter(self.id, kind, key=key, body=body, now=self._client._clock.now(), by=by)
         )
         self._client._mailed()
         if isinstance(outcome, Ended):

@@ -66,9 +66,9 @@ class SyncRun(Generic[R]):
         """Wait for the run's end and give its result, or raise what the workflow raised; see `Run.result`."""
         return self._door.wait(self._run.result(wait_blocked=wait_blocked, timeout=timeout), "result")
 
-    def send(self, name: str, value: Any = None) -> None:
+    def send(self, name: str, value: Any = None, *, by: str = "") -> None:
         """Send the run a message; see `Run.send`."""
-        self._door.wait(self._run.send(name, value), "send")
+        self._door.wait(self._run.send(name, value, by=by), "send")
 
     def cancel(
         self, reason: str = "", *, force: bool = False

@@ -112,6 +112,10 @@ def _by(who: str) -> str:
     return f" by {who}" if who else ""
 
 
+def _from(who: str) -> str:
+    return f" from {who}" if who else ""
+
+
 def tell(event: e.AnyEvent) -> Told:
     """What an event says, in words.
 
@@ -175,7 +179,7 @@ def tell(event: e.AnyEvent) -> Told:
         case e.TimePassed():
             return Told("time passed")
         case e.MessageArrived():
-            return Told(f"message {event.name!r} arrived", "output")
+            return Told(f"message {event.name!r} arrived{_from(event.by)}", "output")
         case e.MessageSettled():
             return Told("failed by a person", "error") if event.failed else Told("given by a person", "output")
         case e.PersonAsked():

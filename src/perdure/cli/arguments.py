@@ -19,8 +19,10 @@ from perdure.api.workflow import AnyWorkflow
 from perdure.cli.exits import CommandError
 from perdure.cli.show import counted
 from perdure.codec import ValueCodec, codec_for
-from perdure.errors import DecodeError, EncodeError
+from perdure.errors import DecodeError, EncodeError, UnknownNameError
+from perdure.specs import WorkflowSpec
 
+_PLAIN = codec_for(Any)
 JSON_BEGINNINGS = ("{", "[", '"')
 
 
@@ -81,12 +83,38 @@ def _value(text: str, wanted: tuple[str, Any]) -> Any:
 
 def plain_value(text: str, *, at: str) -> Any:
     """A value of which nobody here knows the type."""
-    return parsed(text, codec_for(Any), at=at)
+    return parsed(text, _PLAIN, at=at)
+
+
+def message_value(text: str, spec: WorkflowSpec | None, name: str, *, at: str) -> Any:
+    """What a message says, of the type that the workflow declares for it, if the workflow is known. UnknownNameError
+    for a name that it does not declare."""
+    if spec is None or spec.receives is None:
+        return plain_value(text, at=at)
+    if name not in spec.receives:
+        raise UnknownNameError("declared message", name, spec.receives)
+    return parsed(text, spec.receives[name], at=at)
+
+
+def fitting_value(text: str, codec: ValueCodec | None, *, at: str) -> Any:
+    """A value as plain JSON, which fits if it is known what has to."""
+    text = _read(text, at)
+    plain = _parsed(text, _PLAIN, at)
+    if codec is not None:
+        _parsed(text, codec, at)
+        try:
+            codec.loads(_PLAIN.dumps(plain))
+        except DecodeError:
+            return text  # a text is wanted, and this one happens to be JSON of another kind
+    return plain
 
 
 def parsed(text: str, codec: ValueCodec, *, at: str) -> Any:
     """A value from the command line. `at` is what messages call it."""
-    text = _read(text, at)
+    return _parsed(_read(text, at), codec, at)
+
+
+def _parsed(text: str, codec: ValueCodec, at: str) -> Any:
     try:
         return codec.loads(text.encode(), at)
     except DecodeError as error:

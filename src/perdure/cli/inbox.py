@@ -12,13 +12,15 @@ import msgspec
 import typer
 
 from perdure.api.client import Client
-from perdure.api.inbox import SETTLE, InboxEntry
+from perdure.api.inbox import SETTLE, InboxEntry, asked_of
 from perdure.api.operations import OperationSummary
 from perdure.api.requests import RequestSummary
-from perdure.cli.arguments import plain_value
+from perdure.api.workflow import AnyWorkflow
+from perdure.cli.arguments import fitting_value, plain_value
 from perdure.cli.exits import CommandError, ExitCode
-from perdure.cli.options import JsonOption, RunArgument, StoreOption, existing_store
+from perdure.cli.options import AppOption, JsonOption, RunArgument, StoreOption, existing_store
 from perdure.cli.show import json_text, moment, paragraph, print_json, say, short, tell
+from perdure.cli.target import spec_among, workflows_at
 from perdure.store import Store
 
 Choice = Literal["retry", "value", "fail"]
@@ -152,14 +154,15 @@ def unblock(
     ] = None,
     by: Annotated[str, typer.Option("--by", help="Who decides; it stands in the history.")] = "",
     reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
+    app: AppOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> ExitCode:
     """Decide for a run that is blocked: exactly one of --retry, --value and --fail."""
     choice = _one_choice(retry=retry, value=value is not None, fail=fail)
-    given = None if value is None else plain_value(value, at="--value")
+    known = [] if app is None else workflows_at([app])
     with existing_store(store) as opened:
-        entry = asyncio.run(_decide(opened, run, choice, given, call, by, reason))
+        entry = asyncio.run(_decide(opened, known, run, choice, value, call, by, reason))
     what = f"told run {run}{f', {entry.call}' if entry.call else ''}: {choice}; {entry.choices[choice]}"
     tell(what, {"run": run, "call": entry.call, "choice": choice}, as_json=json)
     return ExitCode.OK
@@ -176,8 +179,9 @@ def _one_choice(*, retry: bool, value: bool, fail: bool) -> Choice:
 
 
 async def _decide(
-    store: Store, run_id: str, choice: Choice, value: Any, call: str | None, by: str, reason: str
-) -> InboxEntry:
+    store: Store, known: Iterable[AnyWorkflow], run_id: str, choice: Choice, value: str | None, call: str | None,
+    by: str, reason: str,
+) -> InboxEntry:  # fmt: skip
     """The entry that was decided."""
     async with Client(store) as client:
         run = await client.get(run_id)
@@ -194,7 +198,10 @@ async def _decide(
             raise CommandError(
                 f"--{choice} cannot help run {run_id}, which is {entry.reason}: {offered}", ExitCode.CONFLICT
             )
-        await run.unblock(choice, value=value, call=entry.call, by=by, reason=reason)
+        spec = spec_among(known, entry.workflow, entry.version)
+        codec = asked_of(spec, entry.call) if spec is not None and entry.call else None
+        given = None if value is None else fitting_value(value, codec, at="--value")
+        await run.unblock(choice, value=given, call=entry.call, by=by, reason=reason)
         return entry
 
 

@@ -30,6 +30,13 @@ ProvideOption = Annotated[
         show_default=False,
     ),
 ]
+AppOption = Annotated[
+    str | None,
+    typer.Option(
+        "--app", metavar="app.py", help="Where the run's workflow is: then the value is checked here.",
+        show_default=False,
+    ),
+]  # fmt: skip
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", show_default=False)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
 
@@ -12,16 +12,27 @@ import typer
 
 from perdure.api.client import Client, HistoryEvent, Run, RunSummary
 from perdure.api.inbox import blocked, pending
+from perdure.api.workflow import AnyWorkflow
 from perdure.audit.effects import Phases, phases
 from perdure.audit.timeline import Moment, timeline
 from perdure.audit.waits import is_held, waits
-from perdure.cli.arguments import plain_value
+from perdure.cli.arguments import message_value
 from perdure.cli.exits import ExitCode, complain
 from perdure.cli.inbox import print_entries
-from perdure.cli.options import JsonOption, RunArgument, StoreOption, TagOption, existing_store, seconds_from, tags_from
+from perdure.cli.options import (
+    AppOption,
+    JsonOption,
+    RunArgument,
+    StoreOption,
+    TagOption,
+    existing_store,
+    seconds_from,
+    tags_from,
+)
 from perdure.cli.outcome import outcome, waits_line
 from perdure.cli.show import instant, length, moment, print_json, print_table, say, short, tell
 from perdure.cli.stopping import run_until_stopped
+from perdure.cli.target import spec_among, workflows_at
 from perdure.clock import when
 from perdure.codec import codec_for
 from perdure.errors import UnknownNameError
@@ -35,9 +46,11 @@ app = typer.Typer(no_args_is_help=True, help="Look at runs, and tell them someth
 ByOption = Annotated[str, typer.Option("--by", help="Who says so; it stands in the history.")]
 
 
-async def act_on(store: Store, run_id: str, action: Callable[[Run[Any]], Awaitable[T]]) -> T:
+async def act_on(
+    store: Store, run_id: str, action: Callable[[Run[Any]], Awaitable[T]], workflows: Iterable[AnyWorkflow] = ()
+) -> T:
     """What an action on the run of that id gives."""
-    async with Client(store) as client:
+    async with Client(store, workflows=workflows) as client:
         return await action(await client.get(run_id))
 
 
@@ -229,13 +242,21 @@ def send(
     value: Annotated[
         str, typer.Argument(help="JSON, plain text, @file.json, or - for stdin.", show_default=False)
     ] = "null",
+    by: ByOption = "",
+    app: AppOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> ExitCode:
     """Send a message to a run; it is kept until the run receives it."""
-    message = plain_value(value, at="VALUE")
+
+    async def tell_it(handle: Run[Any]) -> None:
+        summary = await handle.summary()
+        spec = spec_among(known, summary.workflow, summary.version)
+        await handle.send(name, message_value(value, spec, name, at="VALUE"), by=by)
+
+    known = [] if app is None else workflows_at([app])
     with existing_store(store) as opened:
-        asyncio.run(act_on(opened, run, lambda handle: handle.send(name, message)))
+        asyncio.run(act_on(opened, run, tell_it, known))
         others = _other_messages(opened, run, name)
     tell(f"sent {name} to run {run}", {"run": run, "sent": name}, as_json=json)
     if others:

@@ -22,6 +22,7 @@ from perdure.api.script import with_children
 from perdure.api.workflow import AnyWorkflow, Step, SyncStep, SyncWorkflow, Workflow
 from perdure.cli.exits import CommandError
 from perdure.errors import PerdureError, UnknownNameError
+from perdure.specs import WorkflowSpec
 
 
 def workflow_at(target: str) -> tuple[AnyWorkflow, list[AnyWorkflow]]:
@@ -44,6 +45,18 @@ def workflows_at(targets: Iterable[str]) -> list[AnyWorkflow]:
             raise CommandError(f"{target} has no workflows: decorate a function with @perdure.workflow")
         found |= dict.fromkeys(known)
     return with_children(found)
+
+
+def spec_among(known: Iterable[AnyWorkflow], name: str, version: int) -> WorkflowSpec | None:
+    """The workflow of this name and version. None if no app was named, CommandError if it is not in the app."""
+    specs = [workflow.spec for workflow in known]
+    for spec in specs:
+        if spec.key == (name, version):
+            return spec
+    if not specs:
+        return None
+    others = ", ".join(sorted(spec.label for spec in specs))
+    raise CommandError(f"the run is of {name} version {version}, which --app does not have; it has {others}")
 
 
 def workflows_in(module: ModuleType) -> list[AnyWorkflow]:

@@ -203,7 +203,7 @@ class Execution:
             case e.SectionEnded():
                 self._deliver_section(event, output)
             case e.MessageArrived():
-                self.mailbox.put(event.name, output or b"null", event.sent_at)
+                self.mailbox.put(event.name, output or b"null", event.sent_at, event.by)
                 self.mailbox.wake(event.name)
             case e.MessageSettled():
                 (self._deliver_failure if event.failed else self._deliver_value)(event, output)
@@ -232,7 +232,7 @@ class Execution:
     def _take_after_end(self, event: e.Event, output: bytes | None) -> None:
         """What comes when the chapter has ended is for the next one."""
         if isinstance(event, e.MessageArrived):
-            self.mailbox.put(event.name, output or b"null", event.sent_at)
+            self.mailbox.put(event.name, output or b"null", event.sent_at, event.by)
         elif isinstance(event, e.CancelRequested):
             self.cancel_carried = event
 

@@ -18,9 +18,11 @@ SHOWN_MAX = 200
 
 
 class Message(bytes):
-    """What a message says, in JSON, and when it was sent (microseconds; 0 if that is not known any more)."""
+    """What a message says, in JSON, when it was sent (microseconds; 0 if that is not known any more) and by whom ("" if
+    nobody said so)."""
 
     sent_at = 0
+    by = ""
 
 
 class Mailbox:
@@ -35,10 +37,10 @@ class Mailbox:
         for name, message in carried:
             self.put(name, message)
 
-    def put(self, name: str, message: bytes, sent_at: int = 0) -> None:
+    def put(self, name: str, message: bytes, sent_at: int = 0, by: str = "") -> None:
         """A message has come. It wakes nobody by itself."""
         kept = Message(message)
-        kept.sent_at = sent_at
+        kept.sent_at, kept.by = sent_at, by
         self.queue(name).append(kept)
 
     def put_back(self, name: str, message: bytes) -> None:
@@ -79,9 +81,10 @@ class Mailbox:
 
 
 def unread(name: str, message: bytes) -> str:
-    """A message as a person is told of it: `the message 'go', sent 2026-03-01 12:00:00 UTC, which says {"ok": 1},`"""
-    at = getattr(message, "sent_at", 0)
-    sent = f", sent {time_text(at)}" if at else ""
+    """A message as a person is told of it: `the message 'go', sent 2026-03-01 12:00:00 UTC by ann, which
+    says {"ok": 1},`"""
+    at, by = getattr(message, "sent_at", 0), getattr(message, "by", "")
+    sent = f", sent {time_text(at)}{f' by {by}' if by else ''}" if at else ""
     says = message.decode("utf-8", "replace")
     shown = says if len(says) <= SHOWN_MAX else says[:SHOWN_MAX] + "..."
     return f"the message {name!r}{sent}, which says {shown},"

@@ -295,10 +295,13 @@ class TimePassed(Event, frozen=True, omit_defaults=True, gc=False, tag="time.pas
 
 
 class MessageArrived(Event, frozen=True, omit_defaults=True, gc=False, tag="message.arrived"):
+    """`by`: who says to have sent it."""
+
     is_outcome: ClassVar[bool] = True
     name: str
     output: bytes
     sent_at: int = 0
+    by: str = ""
 
 
 class MessageSettled(Keyed, frozen=True, omit_defaults=True, gc=False, tag="message.settled"):

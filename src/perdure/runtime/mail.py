@@ -54,9 +54,9 @@ class ChildKey(msgspec.Struct, frozen=True, array_like=True):
     run_id: str
 
 
-def letter(run_id: str, kind: str, *, key: str = "", body: bytes = b"{}", now: int) -> Letter:
+def letter(run_id: str, kind: str, *, key: str = "", body: bytes = b"{}", now: int, by: str = "") -> Letter:
     """A letter with an id of its own."""
-    return Letter(os.urandom(16), run_id, kind, key, body, now)
+    return Letter(os.urandom(16), run_id, kind, key, body, now, by)
 
 
 def from_parent(run_id: str, *, now: int) -> Letter:
@@ -115,9 +115,8 @@ def take(turns: Turns, live: LiveRun, mail: Mail) -> None:
     match mail.kind:
         case "message":
             packed = pack(mail.body, live.execution.memo)
-            live.record(
-                e.MessageArrived(mail.key, packed.digest, mail.sent_at), raw=mail.body, output=packed, delivers=True
-            )
+            arrived = e.MessageArrived(mail.key, packed.digest, mail.sent_at, mail.by)
+            live.record(arrived, raw=mail.body, output=packed, delivers=True)
         case "child":
             _take_child(live, mail)
         case "decide":

@@ -359,7 +359,7 @@ class MemoryStore:
             return Missing()
         if run.info.status.is_final:
             return Ended(run.info.status)
-        self._deliver(run, letter.id, letter.kind, letter.key, letter.body, letter.sent_at)
+        self._deliver(run, letter.id, letter.kind, letter.key, letter.body, letter.sent_at, letter.by)
         return Done(run.info.rid)
 
     def _decide(self, given: Decide) -> Outcome:
@@ -379,11 +379,13 @@ class MemoryStore:
             self._deliver(run, given.id, DECISION_KIND, given.approval_id, given.body, now)
         return Done(run.info.rid)
 
-    def _deliver(self, run: _Run, letter_id: bytes, kind: str, key: str, body: bytes, sent_at: int) -> None:
+    def _deliver(
+        self, run: _Run, letter_id: bytes, kind: str, key: str, body: bytes, sent_at: int, by: str = ""
+    ) -> None:
         if letter_id in run.letter_ids:
             return
         run.letter_ids.add(letter_id)
-        mail = Mail(self._shared.next_mail_id, run.info.rid, kind, key, body, sent_at)
+        mail = Mail(self._shared.next_mail_id, run.info.rid, kind, key, body, sent_at, by)
         self._shared.next_mail_id += 1
         run.letters[mail.mail_id] = _Letter(mail)
         if run.info.owner is None and rules.is_waking(run.wakes, (kind,)):

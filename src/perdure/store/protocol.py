@@ -183,7 +183,8 @@ class Append(msgspec.Struct, frozen=True, gc=False):
 
 
 class Letter(NamedTuple):
-    """Something sent to a run by whoever does not own it. `kind` is `message`, `child` or one of `CONTROL_KINDS`.
+    """Something sent to a run by whoever does not own it. `kind` is `message`, `child` or one of `CONTROL_KINDS`. `by`:
+    who says to have sent a message; the other kinds say that in their body.
 
     Sent again under the same `id` while the run lives, it is delivered once. Refused with `Ended` after the run's end.
     """
@@ -194,6 +195,7 @@ class Letter(NamedTuple):
     key: str
     body: bytes
     sent_at: int
+    by: str = ""
 
     @property
     def is_control(self) -> bool:
@@ -328,6 +330,7 @@ class Mail(NamedTuple):
     key: str
     body: bytes
     sent_at: int
+    by: str = ""
 
 
 class Filter(NamedTuple):

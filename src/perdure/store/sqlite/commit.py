@@ -362,7 +362,7 @@ class Commit:
         run = Addressee(*found)
         if Status(run.status).is_final:
             return Ended(Status(run.status))
-        self._deliver(run, letter.id, letter.kind, letter.key, letter.body, letter.sent_at)
+        self._deliver(run, letter.id, letter.kind, letter.key, letter.body, letter.sent_at, letter.by)
         return Done(run.rid)
 
     def _decide(self, given: Decide) -> Outcome:
@@ -387,8 +387,10 @@ class Commit:
         waiting = self._sql("letters_about", rid, DECISION_KIND, given.approval_id).fetchall()
         return rules.refused(given, entry, waiting, self._now)
 
-    def _deliver(self, run: Addressee, letter_id: bytes, kind: str, key: str, body: bytes, sent_at: int) -> None:
-        cursor = self._sql("insert_letter", run.rid, letter_id, kind, key, body, sent_at)
+    def _deliver(
+        self, run: Addressee, letter_id: bytes, kind: str, key: str, body: bytes, sent_at: int, by: str = ""
+    ) -> None:
+        cursor = self._sql("insert_letter", run.rid, letter_id, kind, key, body, sent_at, by)
         if cursor.rowcount == 1 and run.owner is None and rules.is_waking(run.wakes, (kind,)):
             self._sql("wake_run", rules.earlier(run.due_at, self._now), run.rid)
 

@@ -18,6 +18,13 @@ class MailPromises(StoreCase):
         self.done(append(rid, 1, taken=(mail.mail_id,)))
         assert self.store.mail([rid]) == []
 
+    def test_a_letter_says_who_sent_it(self) -> None:
+        rid = self.start()
+        self.done(letter("r", by="ann"))
+        self.done(letter("r"))
+        assert [mail.by for mail in self.store.mail([rid])] == ["ann", ""]
+        assert [mail.by for mail in self.store.mail(owner="w")] == ["ann", ""]
+
     def test_mail_comes_oldest_first(self) -> None:
         rid = self.start()
         for number in range(20):

@@ -121,7 +121,8 @@ SELECT rid, status, owner, wakes, due_at FROM runs WHERE run_id = ?;
 SELECT rid, status, owner, wakes, due_at FROM runs WHERE rid = ?;
 
 -- name: insert_letter
-INSERT INTO mailbox (rid, letter_id, kind, key, body, sent_at) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
+INSERT INTO mailbox (rid, letter_id, kind, key, body, sent_at, sender) VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING;
 
 -- name: wake_run
 UPDATE runs SET due_at = ? WHERE rid = ?;

@@ -66,15 +66,15 @@ SELECT body FROM blobs WHERE rid = ? AND digest = ?;
 SELECT output FROM events WHERE rid = ? AND seq = ?;
 
 -- name: mail_of_run
-SELECT mail_id, rid, kind, key, body, sent_at FROM mailbox WHERE rid = ? AND taken = 0;
+SELECT mail_id, rid, kind, key, body, sent_at, sender FROM mailbox WHERE rid = ? AND taken = 0;
 
 -- name: mail_of_owner
-SELECT mail_id, mailbox.rid, kind, key, body, sent_at
+SELECT mail_id, mailbox.rid, kind, key, body, sent_at, sender
 FROM runs JOIN mailbox ON mailbox.rid = runs.rid AND taken = 0
 WHERE owner = ?;
 
 -- name: all_mail
-SELECT mail_id, rid, kind, key, body, sent_at FROM mailbox WHERE taken = 0;
+SELECT mail_id, rid, kind, key, body, sent_at, sender FROM mailbox WHERE taken = 0;
 
 -- name: effect
 SELECT operation_id, rid, run_id, call, label, action_name, scope, business_key, revision, request_hash, status, downstream,

@@ -1,0 +1,2 @@
+-- Who says to have sent a message.
+ALTER TABLE mailbox ADD COLUMN sender TEXT NOT NULL DEFAULT '';
