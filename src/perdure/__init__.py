@@ -8,7 +8,7 @@ The public names are these and no others.
 
 from perdure import http, sync
 from perdure.api.approving import ask, with_approval
-from perdure.api.client import Client, HistoryEvent, Run, RunSummary
+from perdure.api.client import Authority, Client, HistoryEvent, Run, RunSummary
 from perdure.api.effect import effect, operation, outbox, transaction
 from perdure.api.inside import (
     Child,
@@ -74,6 +74,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ApprovalExpired",
+    "Authority",
     "CanLookUp",
     "Child",
     "Client",

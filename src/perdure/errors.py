@@ -18,7 +18,8 @@
     │   ├── OperationConflict        another request under the id of an effect that may have happened
     │   ├── OperationOpen            an effect may have happened, so the run cannot be ended by force
     │   ├── OperationNotInDoubt      a decision about an effect that needs none
-    │   ├── DecisionRefused          a decision about a request that changes nothing, and why
+    │   ├── DecisionRefused          a decision that changes nothing, and why
+    │   ├── AuthorityUnreadableError who may decide cannot be read just now; nothing was decided
     │   ├── Rejected                 a person has rejected what was to be approved
     │   ├── ApprovalExpired          nobody has approved in time, or it was too late to begin
     │   └── StepError                a step failed with an exception that is not rebuilt by class
@@ -182,12 +183,18 @@ class OperationNotInDoubt(OperationError):
 
 
 class DecisionRefused(RunError):
-    """A decision that changes nothing. `approval_id` names the request, `why` is one of wrong_hash, decided, expired,
-    withdrawn, lapsed, wrong_kind, not_an_approver, decided_already, delegated."""
+    """A decision that changes nothing. `approval_id` names the request, if it is about one; `why` is one of wrong_hash,
+    decided, expired, withdrawn, lapsed, wrong_kind, not_an_approver, decided_already, delegated, unknown_person,
+    role_not_held, not_allowed."""
 
     def __init__(self, message: str, approval_id: str = "", why: str = "") -> None:
         super().__init__(message)
         self.approval_id, self.why = approval_id, why
+
+
+class AuthorityUnreadableError(RunError):
+    """The function that says who has which role has failed: nothing is decided until it answers. The decision may be
+    sent again; one that a worker has got waits."""
 
 
 class Rejected(RunError):

@@ -48,6 +48,7 @@ NOT_IN_THE_TABLE = {
     "workflows": "which ones is up to the program",
     "provide": "likewise",
     "outbox": "likewise",
+    "authority": "likewise",
     "receives": "likewise",
     "replays": "likewise",
     "raises": "likewise",

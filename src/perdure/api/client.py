@@ -20,6 +20,8 @@ from perdure.api.endings import Endings
 from perdure.api.settings import store_from
 from perdure.clock import Clock, SystemClock, when
 from perdure.codec import ValueCodec, codec_for, load_exception, unpack
+from perdure.decisions import Authority
+from perdure.decisions.authority import Roles, authority_of
 from perdure.engine.execution import SECONDS_MAX
 from perdure.errors import (
     OperationNotInDoubt,
@@ -246,10 +248,10 @@ class Run(Generic[RESULT]):
         if choice not in {"retry", "value", "fail"}:
             raise UsageError(f"unblock({choice!r}): 'retry', 'value' or 'fail'")
         raw = _PLAIN.dumps(value).decode() if choice == "value" else None
-        await self._client._read(lambda: self._check_unblocks(raw, call))
+        await self._client._read(lambda: self._check_unblocks(raw, call, choice, by))
         await self._post("unblock", "", _control(mail.ControlLetter(reason, by, False, choice, raw, call or "")))
 
-    def _check_unblocks(self, raw: str | None, call: str | None) -> None:
+    def _check_unblocks(self, raw: str | None, call: str | None, choice: str, by: str) -> None:
         from perdure.api.inbox import blocked
 
         info = self._find()
@@ -261,8 +263,16 @@ class Run(Generic[RESULT]):
                 f"{stuck.call} of run {self.id} is an effect, and whether it happened is not to be guessed: find out, "
                 f"then settle('succeeded', value=..., reference=...), settle('failed') or settle('retry')"
             )
+        if stuck is not None:
+            self._check_allowed(stuck, choice, by)
         if stuck is not None and raw is not None:
             self._check_fits(raw.encode(), stuck.call)
+
+    def _check_allowed(self, entry: InboxEntry, choice: str, by: str) -> None:
+        from perdure.api.requests import check_allowed
+
+        about = f"{entry.call or 'the whole'} of run {self.id}"
+        check_allowed(self._client._authority, entry.reason, choice, by=by, about=about)
 
     def _check_fits(self, raw: bytes, call: str | None) -> None:
         from perdure.api.inbox import asked_of
@@ -299,15 +309,18 @@ class Run(Generic[RESULT]):
         if outcome != "succeeded" and (value is not None or reference is not None):
             raise UsageError(f"settle({outcome!r}): value= and reference= belong to what has succeeded")
         raw = _PLAIN.dumps(value).decode() if outcome == "succeeded" else None
-        found = await self._client._read(lambda: self._settled(raw, operation, call))
+        found = await self._client._read(lambda: self._settled(outcome, raw, operation, call, by))
         letter = mail.ControlLetter(reason, by, False, outcome, raw, found[0], reference, found[1])
         await self._post("unblock", "", _control(letter))
 
-    def _settled(self, raw: str | None, operation: str | None, call: str | None) -> tuple[str, int]:
+    def _settled(
+        self, outcome: str, raw: str | None, operation: str | None, call: str | None, by: str
+    ) -> tuple[str, int]:
         """The label of the effect that is decided, and its last attempt."""
         from perdure.api.operations import in_doubt
 
         entry = in_doubt(self._client._store, self._find(), operation=operation, call=call)
+        self._check_allowed(entry, outcome, by)
         if raw is None and "retry" not in entry.choices:
             raise OperationNotInDoubt(
                 f"{entry.call} of run {self.id} has succeeded: only its result can be supplied, with "
@@ -347,7 +360,9 @@ class Client:
     """Controls runs in a store, without executing any.
 
     `store`: a path, a URL, or an open store; default `PERDURE_STORE`, else `[tool.perdure] store` of pyproject.toml,
-    else `./perdure.db`. `workflows`: known here, so that results and messages are checked and typed.
+    else `./perdure.db`. `workflows`: known here, so that results and messages are checked and typed. `authority`: who
+    has which role, `{"ann": ["supervisor"]}`, a function of a person's name, or an `Authority`; without it everybody
+    may decide everything. A decision is judged by it before it is sent, and by that of the worker that takes it in.
 
     >>> async def refunds() -> None:
     ...     async with Client("shop.db") as client:
@@ -357,9 +372,15 @@ class Client:
     _polls = True
 
     def __init__(
-        self, store: str | Store | None = None, *, workflows: Iterable[Any] = (), clock: Clock | None = None
+        self,
+        store: str | Store | None = None,
+        *,
+        workflows: Iterable[Any] = (),
+        authority: Authority | Roles | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._given = store
+        self._authority = authority_of(authority)
         self._clock: Clock = clock or SystemClock()
         self._workflows = _by_key(workflows)
         self._open: Store | None = None
@@ -566,7 +587,9 @@ class Client:
         text = requests.plain(value) if choice == "answer" else to
         given = requests.decision(choice, hash=hash, by=by, role=role, comment=comment, value=text)
         now = self._clock.now()
-        sent = await self._read(lambda: requests.write_of(self._store, id, run, given, now, self._near_requests))
+        sent = await self._read(
+            lambda: requests.write_of(self._store, id, run, given, now, self._near_requests, self._authority)
+        )
         requests.check_sent(await self._write(sent), sent)
         self._mailed()
 
@@ -785,4 +808,4 @@ def _plain(raw: bytes | None) -> Any:
     return None if raw is None else msgspec.json.decode(raw)
 
 
-__all__ = ["Client", "HistoryEvent", "Run", "RunSummary"]
+__all__ = ["Authority", "Client", "HistoryEvent", "Run", "RunSummary"]

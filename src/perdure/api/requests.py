@@ -12,7 +12,7 @@ import msgspec
 
 from perdure.clock import when
 from perdure.codec import codec_for, unpack
-from perdure.decisions import ApprovalEntry, ApprovalState, Decision, Request
+from perdure.decisions import ApprovalEntry, ApprovalState, Authority, Decision, Request, refusal_of
 from perdure.decisions.deciding import decode_decision, encode_decision
 from perdure.decisions.request import decode_request
 from perdure.errors import DecisionRefused, DecodeError, RunFinishedError, UnknownNameError, UsageError
@@ -138,14 +138,16 @@ def decision(choice: str, *, hash: Any, by: Any, role: Any, comment: Any, value:
 
 
 def write_of(
-    store: Store, id: str, run_id: str | None, given: Decision, now: int, near: Callable[[], list[str]]
-) -> Decide:
+    store: Store, id: str, run_id: str | None, given: Decision, now: int, near: Callable[[], list[str]],
+    authority: Authority | None,
+) -> Decide:  # fmt: skip
     """The decision as it is sent, if it would count as things stand.
 
     UnknownNameError for an id that there is not (in this run, if one is named); DecisionRefused for what changes
     nothing; DecodeError for an answer that does not fit."""
     row = store.approval(recordable(id, what="request id"))
     if row is None:
+        check_allowed(authority, _kind_of(given), given.choice, by=given.by, role=given.role, about=f"request {id}")
         return _early(store, id, run_id, given, near)
     if run_id is not None and row.run_id != run_id:
         raise UnknownNameError(f"request of run {run_id}", id, near())
@@ -154,10 +156,24 @@ def write_of(
         given = msgspec.structs.replace(given, request_hash=full)
     sent = Decide(os.urandom(16), row.run_id, id, encode_decision(given))
     waiting = [(letter.body, letter.sent_at) for letter in _about(store.mail([row.rid]), id)]
-    check_sent(rules.refused(sent, row, waiting, now), sent)
+    check_sent(rules.refused(sent, row, waiting, now, authority), sent)
     if given.choice == "answer":
         _check_answer(body_of(store, row), (given.value or "null").encode())
     return sent
+
+
+def _kind_of(given: Decision) -> str:
+    """Of what nobody has asked yet, as far as the decision tells."""
+    return "question" if given.choice == "answer" else "approval"
+
+
+def check_allowed(
+    authority: Authority | None, reason: str, choice: str, *, by: str, role: str = "", about: str
+) -> None:
+    """DecisionRefused if this person may not make this choice."""
+    refused = refusal_of(authority, reason, choice, by=by, role=role)
+    if refused is not None:
+        raise DecisionRefused(f"{about}: {refused.told}; nothing was changed", "", refused.why)
 
 
 def _early(store: Store, id: str, run_id: str | None, given: Decision, near: Callable[[], list[str]]) -> Decide:

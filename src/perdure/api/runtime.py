@@ -13,6 +13,8 @@ from typing import Any, Literal, Self, TypeVar
 from perdure.api.calls import Call
 from perdure.api.client import Client, Run, refuse_in_workflow_code
 from perdure.clock import Clock
+from perdure.decisions import Authority
+from perdure.decisions.authority import Roles
 from perdure.engine.execution import SECONDS_MAX
 from perdure.errors import StoreError, UsageError
 from perdure.runtime.agreeing import look_at_ledger
@@ -33,8 +35,9 @@ Adopt = Literal["all", "own", "none"]
 class Runtime(Client):
     """Executes runs in this process, and controls them. What waits in the store is continued by itself.
 
-    `store`, `workflows`: see `Client`. `adopt`: which runs it continues: `"all"`, `"own"` (those started or attached to
-    through it), `"none"` (those it started itself). `provide`: clients for `perdure.use(Type)` in steps.
+    `store`, `workflows`, `authority`: see `Client`. `adopt`: which runs it continues: `"all"`, `"own"` (those
+    started or attached to through it), `"none"` (those it started itself). `provide`: clients for `perdure.use(Type)`
+    in steps.
     `outbox`: for each topic what delivers its messages (`perdure.outbox()`), a function of an `OutboxMessage`.
     `lease`: how long a worker may be silent before others take over (default 10 s). `concurrent_runs`,
     `concurrent_steps`, `threads`: caps. `evict_after`: how long a waiting run stays in memory (default 1 s). `grace`:
@@ -53,6 +56,7 @@ class Runtime(Client):
         store: str | Store | None = None,
         *,
         workflows: Iterable[Any] = (),
+        authority: Authority | Roles | None = None,
         adopt: Adopt = "all",
         provide: Mapping[type, Any] | None = None,
         outbox: Mapping[str, Handler] | None = None,
@@ -65,7 +69,7 @@ class Runtime(Client):
         guard: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        super().__init__(store, workflows=workflows, clock=clock)
+        super().__init__(store, workflows=workflows, authority=authority, clock=clock)
         if adopt not in {"all", "own", "none"}:
             raise UsageError(f"Runtime(adopt={adopt!r}): 'all', 'own' or 'none'")
         if not LEASE_SECONDS_MIN <= seconds(lease, what="lease") <= SECONDS_MAX:
@@ -78,7 +82,7 @@ class Runtime(Client):
             lease_seconds=seconds(lease, what="lease"), evict_after_seconds=seconds(evict_after, what="evict_after"),
             grace_seconds=seconds(grace, what="grace"),
             runs_max=concurrent_runs, steps_max=concurrent_steps, threads_max=threads, adopt=adopt,
-            provided=_provided(provide), outbox=_handlers(outbox), guard=guard,
+            provided=_provided(provide), outbox=_handlers(outbox), guard=guard, authority=self._authority,
         )  # fmt: skip
         self._catalog = catalog_of(self._workflows)
         self._host_open: Host | None = None

@@ -7,10 +7,10 @@ learns that it was too late), and when the worker that has the run takes the dec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import msgspec
 
+from perdure.decisions.authority import Authority, Refusal, refusal_of
 from perdure.decisions.entry import ApprovalEntry, Vote
 from perdure.decisions.states import ApprovalState, Happening
 
@@ -37,17 +37,11 @@ encode_decision = msgspec.json.Encoder().encode
 decode_decision = msgspec.json.Decoder(Decision).decode
 
 
-class Refusal(NamedTuple):
-    """Why a decision changes nothing. `why` is a word for programs: wrong_hash, decided, expired, withdrawn, lapsed,
-    wrong_kind, not_an_approver, decided_already, delegated."""
-
-    why: str
-    told: str
-
-
-def decide(entry: ApprovalEntry, decision: Decision, at: int) -> ApprovalEntry | Refusal:
-    """The row after this decision, made at `at`; or why it does not count."""
-    refused = _refusal(entry, decision, at)
+def decide(
+    entry: ApprovalEntry, decision: Decision, at: int, authority: Authority | None = None
+) -> ApprovalEntry | Refusal:
+    """The row after this decision, made at `at`; or why it does not count. `authority`: where it is known."""
+    refused = _refusal(entry, decision, at, authority)
     if refused is not None:
         return refused
     vote = Vote(decision.choice, decision.by, at, decision.role, decision.comment)
@@ -62,7 +56,9 @@ def decide(entry: ApprovalEntry, decision: Decision, at: int) -> ApprovalEntry |
     return row.moved(Happening.REJECTED if decision.choice == "reject" else Happening.ANSWERED, now=at)
 
 
-def _refusal(entry: ApprovalEntry, decision: Decision, at: int) -> Refusal | None:
+def _refusal(
+    entry: ApprovalEntry, decision: Decision, at: int, authority: Authority | None
+) -> Refusal | None:
     if decision.request_hash != entry.request_hash.hex():
         return Refusal(
             "wrong_hash",
@@ -76,7 +72,19 @@ def _refusal(entry: ApprovalEntry, decision: Decision, at: int) -> Refusal | Non
     if decision.choice not in CHOICES[entry.kind]:
         wanted = " or ".join(CHOICES[entry.kind])
         return Refusal("wrong_kind", f"it is {_with_article(entry.kind)}: {wanted} it, not {decision.choice}")
-    return _refusal_of_person(entry, decision)
+    return _refusal_of_person(entry, decision) or refusal_of(
+        authority, entry.kind, decision.choice, by=decision.by, role=decision.role
+    )
+
+
+def withdrawn_votes(entry: ApprovalEntry, authority: Authority | None) -> list[tuple[Vote, Refusal]]:
+    """Approvals that counted when they were given, and would not now: who gave them has lost the role, or the right."""
+    found = [
+        (vote, refusal_of(authority, entry.kind, vote.choice, by=vote.by, role=vote.role))
+        for vote in entry.said
+        if vote.choice == "approve"
+    ]
+    return [(vote, refused) for vote, refused in found if refused is not None]
 
 
 def refusal_of_state(entry: ApprovalEntry) -> Refusal:

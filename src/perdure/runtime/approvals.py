@@ -29,11 +29,12 @@ from perdure.decisions import (
     identity,
     refusal_of_state,
     request_hash,
+    withdrawn_votes,
 )
 from perdure.decisions.deciding import decode_decision, encode_decision
 from perdure.decisions.entry import BODY_IN_ROW_BYTES_MAX
 from perdure.engine.calls import Grant, Key, RequestAsk
-from perdure.errors import ApprovalExpired, PerdureBug, PerdureError
+from perdure.errors import ApprovalExpired, AuthorityUnreadableError, PerdureBug, PerdureError
 from perdure.history import events as e
 from perdure.runtime import mail
 from perdure.runtime.live import Entry, LiveRun
@@ -95,7 +96,11 @@ class Approvals:
         self._record(live, event, row, input=packed)
         live.then += (lambda: self.on_announced(row, False),)
         for decided, value in list(early):
-            self._decide(live, row, _decision_of(decided, value), decided.sent_at)
+            try:
+                self._decide(live, row, _decision_of(decided, value), decided.sent_at)
+            except AuthorityUnreadableError:
+                live.letters += (self._again(live, approval, decided, value),)
+                live.then += (self._turns.on_letters,)
             row = self.row(live, approval) or row
         self._turns.mark(live)
 
@@ -129,7 +134,7 @@ class Approvals:
         live.record(decided, output=output)
 
     def _decide(self, live: LiveRun, row: ApprovalEntry, decision: Decision, at: int) -> None:
-        following = decide(row, decision, at)
+        following = decide(row, decision, at, self._turns.authority)
         if not isinstance(following, Refusal) and decision.choice == "answer":
             problem = self._misfit(live, row, (decision.value or "null").encode())
             following = following if problem is None else Refusal("misfit", problem)
@@ -137,11 +142,24 @@ class Approvals:
             refused = f"{following.why}: {following.told}"
             self._record(live, _decided(decision, row.approval_id, at, refused=refused), None)
             log.warning("run %s: what %s decided about %s is refused: %s", live.run_id, decision.by, row.label, refused)
+        elif following.status is ApprovalState.APPROVED and (withdrawn := self._withdrawn(live, row)) is not None:
+            self._decide(live, withdrawn, decision, at)
         elif following.status is ApprovalState.PENDING:
             to = (decision.value or "") if decision.choice == "delegate" else ""
             self._record(live, _decided(decision, row.approval_id, at, to=to), following)
         else:
             self._answer(live, following, decision, (decision.value or "null").encode())
+
+    def _withdrawn(self, live: LiveRun, row: ApprovalEntry) -> ApprovalEntry | None:
+        """The row without the votes of those who may not give them any more; None if all may. They stand in the history
+        as refused, and those who gave them may decide again if they get their role back."""
+        lost = withdrawn_votes(row, self._turns.authority)
+        for vote, refused in lost:
+            given = Decision(vote.choice, row.request_hash.hex(), vote.by, vote.role, vote.comment)
+            event = _decided(given, row.approval_id, vote.at, refused=f"{refused.why}: {refused.told}")
+            self._record(live, event, None)
+        gone = [vote for vote, _ in lost]
+        return row._replace(said=tuple(vote for vote in row.said if vote not in gone)) if lost else None
 
     def _misfit(self, live: LiveRun, row: ApprovalEntry, value: bytes) -> str | None:
         """Why this cannot be the answer; None if it can, or if the code that asks has not come so far again."""
@@ -203,12 +221,15 @@ class Approvals:
         """What was decided before it was asked may be asked in the next chapter: it comes once more."""
         if not live.has_approvals:
             return
-        now = self._turns.clock.now()
         for approval, decided in live.execution.known.early.items():
             for event, value in decided:
-                body = encode_decision(_decision_of(event, value))
-                letter = mail.letter(live.run_id, DECISION_KIND, key=approval, body=body, now=now)
-                live.letters += (Letter(*letter[:5], event.sent_at),)
+                live.letters += (self._again(live, approval, event, value),)
+
+    def _again(self, live: LiveRun, approval: str, event: e.PersonDecided, value: bytes | None) -> Letter:
+        """A decision as it came: it is to come once more."""
+        body = encode_decision(_decision_of(event, value))
+        letter = mail.letter(live.run_id, DECISION_KIND, key=approval, body=body, now=self._turns.clock.now())
+        return Letter(*letter[:5], event.sent_at)
 
     def spend(self, live: LiveRun, grant: Grant, call: str, *, lapsed: bool = False) -> None:
         """Hosted code calls a step or a workflow that was approved; or does not, since it is too late."""
@@ -237,6 +258,11 @@ class Approvals:
             return ApprovalExpired(
                 f"{flight.ask.label}: it was approved, and had to begin before {until}: ask again", grant.id
             )
+        lost = withdrawn_votes(row, self._turns.authority) if grant.recheck else []
+        if lost and len(set(row.approved_by) - {vote.by for vote, _ in lost}) < row.quorum:
+            flight.approval = row.moved(Happening.LAPSED, now=now)
+            told = "; ".join(refused.told for _, refused in lost)
+            return ApprovalExpired(f"{flight.ask.label}: the approval {grant.id} is stale, ask again: {told}", grant.id)
         flight.approval = row.used(operation, now=now)
         return None
 

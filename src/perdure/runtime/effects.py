@@ -27,6 +27,7 @@ from perdure.decisions import ApprovalEntry
 from perdure.engine.calls import Attempts, EffectAsk, Key
 from perdure.engine.known import Standing
 from perdure.errors import (
+    AuthorityUnreadableError,
     DuplicateOperation,
     OperationConflict,
     PerdureError,
@@ -54,7 +55,7 @@ from perdure.ledger import (
 from perdure.runtime.attempt import WHICH
 from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.operation import Operation
-from perdure.runtime.performer import PUT_OFF_MICROSECONDS, Flight, Performer
+from perdure.runtime.performer import PUT_OFF_MICROSECONDS, UNREADABLE_MICROSECONDS, Flight, Performer
 from perdure.runtime.retrying import Again, next_attempt
 from perdure.specs import EffectSpec
 from perdure.store import protocol
@@ -276,7 +277,11 @@ class Effects:
         if live.is_parked:
             self.hold(flight)
             return
-        refused = self._gate(flight)
+        try:
+            refused = self._gate(flight)
+        except AuthorityUnreadableError as error:
+            self.later(flight, UNREADABLE_MICROSECONDS, self._prepare, error)
+            return
         if refused is not None:
             self._deny(flight, refused, "denied", self._given_up(flight, str(refused)))
             return
@@ -652,8 +657,10 @@ class Effects:
         elif not (flight.is_over or flight.live.is_gone or flight.live.is_leaving):
             then(flight)
 
-    def later(self, flight: EffectFlight, delay: int, then: Callable[[EffectFlight], None], error: StoreError) -> None:
-        log.warning("run %s: the ledger cannot be read, trying again: %s", flight.live.run_id, error)
+    def later(
+        self, flight: EffectFlight, delay: int, then: Callable[[EffectFlight], None], error: PerdureError
+    ) -> None:
+        log.warning("run %s: %s waits, trying again: %s", flight.live.run_id, flight.ask.label, error)
         self.performer.wait_until(flight, self._turns.clock.now() + delay, partial(self._woken, flight, then))
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from perdure.clock import MICROSECONDS, Alarm, Clock
+from perdure.decisions import Authority
 from perdure.engine import exact
 from perdure.errors import StoreError
 from perdure.runtime.lease import Lease
@@ -55,6 +56,7 @@ class Options(msgspec.Struct, frozen=True):
     adopt: Literal["all", "own", "none"] = "all"
     outbox: Mapping[str, Handler] = msgspec.field(default_factory=dict[str, Handler])
     provided: Mapping[type, Any] = msgspec.field(default_factory=dict[type, Any])
+    authority: Authority | None = None
     compare_all_inputs: bool = False
     guard: bool = False
     drive: Callable[[LiveRun, Callable[[], None]], None] | None = None
@@ -117,6 +119,7 @@ class Host:
             self.worker, store, clock, self.writer, self.catalog, steps_max=options.steps_max,
             threads_max=options.threads_max, provided=options.provided, compare_all_inputs=options.compare_all_inputs,
             guard=options.drive or (_guard() if options.guard else None), stopwatch=options.stopwatch,
+            authority=options.authority,
         )  # fmt: skip
         self.turns.on_letters = self.kick
         self.turns.on_trouble = self.be_unsure

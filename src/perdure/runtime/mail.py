@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from perdure.codec import dump_exception, pack
+from perdure.decisions import refusal_of
 from perdure.engine.calls import QUESTIONS, Ask, Key, StepAsk, UnreadAsk
 from perdure.engine.known import section_of
 from perdure.errors import RunCancelledError, StepError
@@ -17,6 +19,8 @@ from perdure.store.protocol import Letter, Mail, Status
 if TYPE_CHECKING:
     from perdure.runtime.live import LiveRun
     from perdure.runtime.turn import Turns
+
+log = logging.getLogger("perdure.inbox")
 
 REFUSED = "; refused: "
 NO_VALUE = "no value can unblock this: "
@@ -164,10 +168,24 @@ def _take_pause(turns: Turns, live: LiveRun, kind: str, letter: ControlLetter) -
 def _take_unblock(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
     """A decision about a call that nobody waits for any more, or that was decided meanwhile, changes nothing."""
     stuck = _stuck(live, letter)
+    blocked = live.blocked_calls[stuck[0]] if stuck else None if letter.call else live.blocked
+    if blocked is None or _is_refused(turns, live, letter, blocked):
+        return
     if stuck:
         _unblock_call(turns, live, letter, stuck[0])
-    elif live.blocked is not None and not letter.call:
+    else:
         _unblock_run(turns, live, letter)
+
+
+def _is_refused(turns: Turns, live: LiveRun, letter: ControlLetter, blocked: e.RunBlocked) -> bool:
+    """Whether this person may not decide that. It stands in the history, and changes nothing."""
+    refused = refusal_of(turns.authority, blocked.reason, letter.choice, by=letter.by)
+    if refused is None:
+        return False
+    told = f"{refused.why}: {refused.told}"
+    log.warning("run %s: %s --%s is refused: %s", live.run_id, blocked.call or "unblock", letter.choice, told)
+    live.record(e.PersonDecided(blocked.call or "", letter.choice, letter.by, why=letter.reason, refused=told))
+    return True
 
 
 def _stuck(live: LiveRun, letter: ControlLetter) -> list[Key]:

@@ -37,6 +37,8 @@ STILL_HERE_SECONDS = 3.0
 """Longer than a worker takes to leave."""
 
 PUT_OFF_MICROSECONDS = 50_000
+UNREADABLE_MICROSECONDS = 1_000_000
+"""After that time it is asked again who may decide, if that could not be read."""
 _PLAIN = codec_for(Any)
 
 Function = Callable[..., Any]

@@ -25,6 +25,7 @@ import msgspec
 
 from perdure.clock import Clock
 from perdure.codec.exceptions import message_of
+from perdure.decisions import Authority
 from perdure.engine import where
 from perdure.engine.calls import (
     QUESTIONS,
@@ -39,7 +40,7 @@ from perdure.engine.calls import (
 )
 from perdure.engine.execution import Execution
 from perdure.engine.known import section_of
-from perdure.errors import HistoryCorruptError, PerdureBug, StoreError
+from perdure.errors import AuthorityUnreadableError, HistoryCorruptError, PerdureBug, StoreError
 from perdure.history import events as e
 from perdure.runtime import load, mail
 from perdure.runtime.approvals import Approvals
@@ -49,7 +50,7 @@ from perdure.runtime.effects import Effects
 from perdure.runtime.ends import Ends
 from perdure.runtime.live import Delivery, Entry, LiveRun, Standstill, Written
 from perdure.runtime.parking import Parking
-from perdure.runtime.performer import Performer
+from perdure.runtime.performer import UNREADABLE_MICROSECONDS, Performer
 from perdure.runtime.sections import Sections
 from perdure.runtime.settling import Settling
 from perdure.runtime.threads import DaemonThreads
@@ -107,7 +108,9 @@ class Turns:
         compare_all_inputs: bool = False,
         guard: Callable[[LiveRun, Callable[[], None]], None] | None = None,
         stopwatch: Callable[[], float] = time.monotonic,
+        authority: Authority | None = None,
     ) -> None:
+        self.authority = authority
         self.worker = worker
         self.store = store
         self.clock = clock
@@ -641,10 +644,18 @@ class Turns:
             live.taken += (letter.mail_id,)
             try:
                 mail.take(self, live, letter)
+            except AuthorityUnreadableError as error:
+                self._take_later(live, letter, error)
             except Exception as error:
                 self.contain(live, error)
             else:
                 self.mark(live)
+
+    def _take_later(self, live: LiveRun, letter: Mail, error: AuthorityUnreadableError) -> None:
+        """Whether a decision counts cannot be told now; it stays where it is, and nothing of it was recorded."""
+        log.warning("run %s: a decision waits: %s", live.run_id, error)
+        live.taken = tuple(mail_id for mail_id in live.taken if mail_id != letter.mail_id)
+        self.clock.wake_at(self.clock.now() + UNREADABLE_MICROSECONDS, self.on_letters)
 
     # ── leaving ──────────────────────────────────────────────────────────────────────────────
     def close(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from perdure.decisions import ApprovalEntry, Refusal, decide
+from perdure.decisions import ApprovalEntry, Authority, Refusal, decide
 from perdure.decisions.deciding import decode_decision
 from perdure.errors import PerdureBug
 from perdure.store.protocol import CONTROL_KINDS, Append, Change, Decide, NewRun, Refused, Row, Status, Wakes, Write
@@ -75,17 +75,19 @@ def ending_letter_id(ended_rid: int, key: str) -> bytes:
 
 
 def refused(
-    given: Decide, entry: ApprovalEntry | None, waiting: Iterable[tuple[bytes, int]], now: int
-) -> Refused | None:
+    given: Decide, entry: ApprovalEntry | None, waiting: Iterable[tuple[bytes, int]], now: int,
+    authority: Authority | None = None,
+) -> Refused | None:  # fmt: skip
     """Why a decision does not count, or None. `entry`: the row of its request, if its run has one; `waiting`: the
-    decisions about it that lie in the mailbox, oldest first, with the times at which they were sent."""
+    decisions about it that lie in the mailbox, oldest first, with the times at which they were sent. Who has which role
+    no store knows: the `authority` is that of whoever asks before it sends."""
     if entry is None:
         unknown = Refused("unknown", f"there is no request {given.approval_id}")
         return None if given.may_be_early else unknown
     for body, at in waiting:
-        following = decide(entry, decode_decision(body), at)
+        following = decide(entry, decode_decision(body), at, authority)
         entry = entry if isinstance(following, Refusal) else following
-    following = decide(entry, decode_decision(given.body), now)
+    following = decide(entry, decode_decision(given.body), now, authority)
     return Refused(*following) if isinstance(following, Refusal) else None
 
 

@@ -85,13 +85,15 @@ class RuntimeUnderTest(Runtime):
         clock: FakeClock | None = None,
         workflows: Iterable[Any] = (),
         provide: Mapping[type, Any] | None = None,
+        authority: Any = None,
         guard: bool = True,
         replays: bool = True,
     ) -> None:
         self.clock = clock or FakeClock()
         super().__init__(
-            store or MemoryStore(self.clock), workflows=workflows, provide=provide, clock=self.clock, lease=LEASE
-        )
+            store or MemoryStore(self.clock), workflows=workflows, provide=provide, clock=self.clock, lease=LEASE,
+            authority=authority,
+        )  # fmt: skip
         self._options = replace(self._options, drive=self._drive, lease=StillLease, compare_all_inputs=True)
         self._guards, self._replays = guard, replays
         self._waiters: list[asyncio.Task[Any]] = []
