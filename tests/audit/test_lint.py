@@ -25,8 +25,13 @@ from pathlib import Path
 import perdure
 from perdure import effect, step, workflow
 
+import anthropic, httpx, openai
+
 CACHE: dict[str, str] = {}
 LIMIT = 3
+CLIENT = httpx.AsyncClient()
+MODEL = openai.AsyncOpenAI()
+OWNED = perdure.single_retry_owner(anthropic.AsyncAnthropic())
 
 @step
 async def fetch(url: str, *, limit: int = 3) -> str: ...
@@ -124,6 +129,12 @@ FOUND: list[tuple[str, str]] = [
     ("io", "await asyncio.create_subprocess_exec('ls')"),
     ("io", "os.listdir('.')"),
     ("io", "os.path.exists('x')"),
+    ("io", "import openai; openai.AsyncOpenAI()"),
+    ("io", "import litellm; await litellm.acompletion(model='m')"),
+    ("io", "from stripe import Refund; Refund.create(charge=q)"),
+    ("io", "async with CLIENT as client: await client.get('http://x')"),
+    ("io", "await MODEL.chat.completions.create(model='m')"),
+    ("io", "await OWNED.messages.create(model='m')"),
     ("environment", "os.environ['X']"),
     ("environment", "os.environ.get('X')"),
     ("environment", "os.getenv('X')"),
@@ -245,6 +256,9 @@ LEFT_ALONE: list[str] = [
     "Path('x').with_suffix('.y').name",
     "os.path.join('a', 'b')",
     "import httpx; httpx.Timeout(5)",
+    "import openai; openai.types.chat.ChatCompletionMessage(role='assistant')",
+    "import openai\ntry:\n    await fetch(q)\nexcept openai.APIError:\n    pass",
+    "await fetch(str(MODEL is CLIENT))",
     "q.run_in_executor(None, f)",
     "task = asyncio.create_task(fetch(q)); await task",
     "await asyncio.gather(fetch(q), fetch(q, limit=3), add.call(1))",

@@ -24,6 +24,7 @@ from typer.main import get_command
 import perdure
 from perdure import errors
 from perdure.api import inbox
+from perdure.audit.doctor import CHECKLIST
 from perdure.cli.app import app
 from perdure.cli.exits import MEANINGS
 from perdure.history import events
@@ -296,6 +297,14 @@ def exit_codes() -> str:
     return table(("code", "means"), [(f"{code.value}", meaning) for code, meaning in MEANINGS.items()])
 
 
+def checklist() -> str:
+    rows = [
+        (str(number), f"**{each.text}.** {each.why}", each.fails, f"`{each.id}`")
+        for number, each in enumerate(CHECKLIST, 1)
+    ]
+    return table(("", "question", "what fails it", "name"), rows)
+
+
 def commands() -> str:
     return "\n".join(_commands(get_command(app), "perdure"))
 
@@ -359,6 +368,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "event_kinds": event_kinds,
     "store_tables": store_tables,
     "exit_codes": exit_codes,
+    "checklist": checklist,
     "commands": commands,
     "layout": layout,
     "modules": modules,

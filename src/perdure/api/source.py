@@ -105,6 +105,21 @@ def _members(value: Any) -> list[Any]:
     return [each for each in inside if isinstance(each, DurableFunction)]
 
 
+def functions_of(function: Any) -> list[types.FunctionType]:
+    """A function, and the plain ones of its own package or folder that it leads to, methods of classes among them."""
+    found: list[types.FunctionType] = [function]
+    for value in reached_from(function).values():
+        if isinstance(value, types.FunctionType | type):
+            found += _functions_in(value)
+    return found
+
+
+def durable_in(function: Any) -> Iterator[Any]:
+    """The durable functions that a function names, also in a table of them."""
+    for value in reached_from(function).values():
+        yield from (each for each in (value, *_members(value)) if isinstance(each, DurableFunction))
+
+
 # ── names ───────────────────────────────────────────────────────────────────────────────────
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from perdure.cli.doctor import doctor
 from perdure.cli.drill import drill
 from perdure.cli.exits import CommandError, ExitCode, complain
 from perdure.cli.options import JsonOption
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from perdure.audit.lint import Finding
 
 app = typer.Typer(no_args_is_help=True, help="Look at code before it runs, and try it before it goes live.")
+app.command()(doctor)
 app.command()(drill)
 
 

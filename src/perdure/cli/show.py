@@ -16,7 +16,7 @@ from typing import Any
 VALUE_CHARACTERS_MAX = 200
 PARAGRAPH_WIDTH_MAX = 100
 
-FOLDED = {"what", "what happened", "value", "tags", "count", "known"}
+FOLDED = {"what", "what happened", "value", "tags", "count", "known", "question", "evidence"}
 """Columns that take several lines where a terminal is narrow."""
 
 

@@ -23,7 +23,9 @@ from perdure.audit.lint.hits import Hit
 from perdure.audit.lint.reader import read
 from perdure.audit.lint.rules import RULES, Rule, Severity
 
-__all__ = ["RULES", "Finding", "Rule", "Severity", "docs_page", "lint_function", "lint_path", "lint_source"]
+__all__ = [
+    "RULES", "Finding", "Rule", "Severity", "docs_page", "is_silenced", "lint_function", "lint_path", "lint_source",
+]  # fmt: skip
 
 SKIPPED_FOLDERS = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist", "venv"})
 """And those whose name begins with a dot."""
@@ -145,11 +147,16 @@ def _finding(hit: Hit, filename: str) -> Finding:
 def _is_ignored(hit: Hit, lines: Sequence[str]) -> bool:
     first = getattr(hit.node, "lineno", 1)
     last = first if isinstance(hit.node, ast.ExceptHandler) else getattr(hit.node, "end_lineno", None) or first
-    for line in lines[first - 1 : last]:
+    return is_silenced(hit.rule, lines[first - 1 : last])
+
+
+def is_silenced(rule: str, lines: Sequence[str]) -> bool:
+    """Whether a comment on one of these lines says that the rule is to be silent there."""
+    for line in lines:
         comment = _IGNORE.search(line)
         if comment is not None:
             names = comment[1]
-            return names is None or hit.rule in re.split(r"[\s,]+", names)
+            return names is None or rule in re.split(r"[\s,]+", names)
     return False
 
 

@@ -16,6 +16,8 @@ from typing import Literal, TypeAlias
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Kind: TypeAlias = Literal["step", "effect", "workflow"]
 KINDS: dict[str, Kind] = {"step": "step", "effect": "effect", "workflow": "workflow"}
+TRANSPARENT = frozenset({"perdure.use", "perdure.single_retry_owner"})
+"""Functions of ours whose result is what they are given, or one of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,8 +102,10 @@ class Scope:
                 if isinstance(owner, Declared):
                     return Member(owner, attribute)
                 return f"{owner}.{attribute}" if isinstance(owner, str) else None
-            case ast.Call(func=function):
+            case ast.Call(func=function, args=arguments):
                 called = self.meaning(function)
+                if called in TRANSPARENT and len(arguments) == 1:
+                    return self._meaning_through(str(called), arguments[0])
                 return f"{called}()" if isinstance(called, str) else None
             case ast.BinOp(left=left, op=ast.Div()):  # Path("a") / "b"
                 return self.meaning(left)
@@ -117,6 +121,13 @@ class Scope:
             return binding if isinstance(binding, (str, Declared)) else None
         with scope.aside(name):
             return scope.meaning(binding.expression)
+
+    def _meaning_through(self, called: str, argument: ast.expr) -> Meaning:
+        """`use(Client)` is a Client, `single_retry_owner(client)` is the client."""
+        meaning = self.meaning(argument)
+        if called != "perdure.use":
+            return meaning
+        return f"{meaning}()" if isinstance(meaning, str) else None
 
     @contextmanager
     def aside(self, name: str) -> Generator[None]:
@@ -185,6 +196,8 @@ def _bind_node(scope: Scope, node: ast.AST, stores: Counter[str]) -> None:
             ast.Assign(targets=[ast.Name(id=name)], value=value)
             | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
         ) if stores[name] == 1:
+            scope.bind(name, Value(value))
+        case ast.withitem(context_expr=value, optional_vars=ast.Name(id=name)) if stores[name] == 1:
             scope.bind(name, Value(value))
         case (
             ast.ClassDef(name=name)

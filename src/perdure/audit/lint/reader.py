@@ -158,7 +158,7 @@ class Reader(ast.NodeVisitor):
             self._misplaced(node, f"{name}()")
         if not self.in_workflow:
             return
-        rule = rules.CALLS.get(name) or _rule_of_package(node, name) or _rule_of_clock(node, name)
+        rule = rule_of(node, name)
         if rule is not None and (self.root.is_async or rule not in rules.ASYNC_ONLY):
             self.hit(rule, node, name.removeprefix("builtins."))
         if name in rules.GATHERERS:
@@ -381,11 +381,24 @@ def _hosted(body: Sequence[ast.AST], scope: Scope) -> Iterator[Function]:
                 yield function.function
 
 
+def rule_of(node: ast.Call, name: str) -> str | None:
+    """The rule that a call of this function is against in workflow code."""
+    known = rules.CALLS.get(name) or _rule_of_package(node, name) or _rule_of_clock(node, name)
+    return known or _rule_of_client(name)
+
+
 def _rule_of_package(node: ast.Call, name: str) -> str | None:
     given = bool(node.args or node.keywords)
     if "()" in name or name in rules.HARMLESS or (name in rules.SEEDED and given):
         return None
     return next((rule for prefix, rule in rules.PACKAGES if name.startswith(prefix)), None)
+
+
+def _rule_of_client(name: str) -> str | None:
+    """`openai.OpenAI().chat.completions.create`, of a client that was made here or for the whole module."""
+    maker, is_called, _ = name.partition("()")
+    is_client = maker in rules.CLIENTS and (is_called or maker not in rules.CALLS)
+    return "io" if is_client or name.startswith(rules.CLIENT_MODULES) else None
 
 
 def _rule_of_clock(node: ast.Call, name: str) -> str | None:

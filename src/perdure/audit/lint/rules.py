@@ -192,7 +192,7 @@ _ALL = (
         "{it} in the key of {effect}: the key has to be the same in every attempt, replay and process.",
         "Make the key of the effect's arguments alone.",
         "@perdure.effect(downstream=perdure.Idempotent())\nasync def book(order: str) -> None: ...\n\n"
-        "@book.key\ndef _(order: str) -> str:\n    return f\"{order}-{time.time()}\"",
+        '@book.key\ndef _(order: str) -> str:\n    return f"{order}-{time.time()}"',
         "@perdure.effect(downstream=perdure.Idempotent())\nasync def book(order: str) -> None: ...\n\n"
         "@book.key\ndef _(order: str) -> str:\n    return order",
     ),
@@ -284,6 +284,51 @@ _CALLS: Mapping[str, tuple[str, ...]] = {
 }
 CALLS: Mapping[str, str] = {name: rule for rule, names in _CALLS.items() for name in names}
 """Functions by their full name, and the rule that a call of them is against. `f()` in a name is what f returns."""
+
+CLIENTS = frozenset(
+    (
+        *_under("openai", "OpenAI AsyncOpenAI AzureOpenAI AsyncAzureOpenAI"),
+        *_under("anthropic", "Anthropic AsyncAnthropic AnthropicBedrock AsyncAnthropicBedrock AnthropicVertex"),
+        *_under("google.genai", "Client"),
+        *_under("mistralai", "Mistral"),
+        *_under("cohere", "Client ClientV2 AsyncClient AsyncClientV2"),
+        *_under("groq", "Groq AsyncGroq"),
+        *_under("together", "Together AsyncTogether"),
+        *_under("ollama", "Client AsyncClient"),
+        *_under("huggingface_hub", "InferenceClient AsyncInferenceClient"),
+        *_under("litellm", "Router"),
+        *_under("langchain_openai", "ChatOpenAI AzureChatOpenAI"),
+        *_under("langchain_anthropic", "ChatAnthropic"),
+        *_under("requests", "Session session"),
+        *_under("httpx", "Client AsyncClient"),
+        *_under("perdure.http", "client sync_client"),
+        *_under("aiohttp", "ClientSession"),
+        *_under("urllib3", "PoolManager HTTPSConnectionPool HTTPConnectionPool"),
+        *_under("http.client", "HTTPConnection HTTPSConnection"),
+        *_under("boto3", "client resource"),
+        *_under("stripe", "StripeClient"),
+        *_under("slack_sdk", "WebClient"),
+        *_under("twilio.rest", "Client"),
+        *_under("smtplib", "SMTP SMTP_SSL"),
+        *_under("redis", "Redis from_url"),
+        *_under("redis.asyncio", "Redis from_url"),
+        *_under("pymongo", "MongoClient AsyncMongoClient"),
+        *_under("sqlite3", "connect"),
+        *_under("psycopg", "connect"),
+        *_under("psycopg2", "connect"),
+        *_under("asyncpg", "connect create_pool"),
+        *_under("sqlalchemy", "create_engine"),
+    )
+)
+"""What gives a client. Neither that nor anything that is called on it belongs in workflow code."""
+
+CLIENT_MODULES = (
+    *_under("litellm", "completion acompletion text_completion embedding aembedding responses aresponses"),
+    *(f"{name}." for name in _under("openai", "chat responses completions embeddings images audio")),
+    *_under("ollama", "chat generate embed"),
+    *(f"{name}." for name in _under("stripe", "Charge Customer Invoice PaymentIntent Payout Refund Subscription")),
+)
+"""Modules that are a client themselves: what the names of such functions begin with."""
 
 ASYNC_ONLY = frozenset({"thread"})
 """A `def` workflow is hosted in a thread, and may have more of them: what it calls is recorded wherever it runs."""
