@@ -253,6 +253,11 @@ class EffectSpec(StepSpec, frozen=True, eq=False, kw_only=True):
     lookup: Callable[..., Any] | None = None
     undo: EffectSpec | None = None
 
+    @property
+    def stakes(self) -> Literal["low", "high"]:
+        """The risk that people are shown: what cannot be taken back is high."""
+        return self.risk if self.reversible else "high"
+
 
 class WorkflowSpec(msgspec.Struct, frozen=True, eq=False):
     """A workflow as declared."""

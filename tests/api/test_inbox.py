@@ -10,7 +10,20 @@ from typing import Any
 
 import pytest
 
-from perdure import Client, DecodeError, NeedsPerson, Run, RunBlockedError, Runtime, StepError, step, workflow
+from perdure import (
+    Client,
+    DecodeError,
+    Idempotent,
+    NeedsPerson,
+    Run,
+    RunBlockedError,
+    Runtime,
+    StepError,
+    effect,
+    step,
+    with_approval,
+    workflow,
+)
 from perdure.api.inbox import REASONS, InboxEntry, entries
 from perdure.clock import MICROSECONDS, SystemClock
 from perdure.history import events as e
@@ -48,6 +61,23 @@ async def stuck() -> None:
     await asyncio.Event().wait()
 
 
+@effect(downstream=Idempotent())
+async def move() -> None: ...
+
+
+@effect(downstream=Idempotent(), reversible=False)
+async def burn() -> None: ...
+
+
+move.key(lambda: "it")
+burn.key(lambda: "it")
+
+
+@workflow
+async def gate(is_reversible: bool) -> None:
+    await with_approval((move if is_reversible else burn).call(), by="ann")
+
+
 @workflow(name="gone", version=3)
 async def gone_before() -> None: ...
 
@@ -58,7 +88,7 @@ def with_runtime(scenario: Callable[[Runtime], Awaitable[None]]) -> None:
     patience["is_sure"] = False
 
     async def run() -> None:
-        async with Runtime(open_store(":memory:"), workflows=[trial, two_trials, stuck]) as runtime:
+        async with Runtime(open_store(":memory:"), workflows=[trial, two_trials, stuck, gate]) as runtime:
             await scenario(runtime)
 
     asyncio.run(run())
@@ -265,6 +295,30 @@ def test_runs_that_are_served_or_wait_for_their_time_are_not_there() -> None:
     store.commit([abandoned("served"), abandoned("later", "other", due_at=120 * MICROSECONDS)])
     store.commit([abandoned("only mail wakes it", "other", due_at=None)])
     assert waiting(store) == []
+
+
+def test_of_what_is_served_the_oldest_is_there_when_nobody_takes_it_for_five_minutes() -> None:
+    store = open_store(":memory:")
+    store.enter("w", lease_seconds=1000, workflows=["gone/3"])
+    store.commit([abandoned("second", due_at=2), abandoned("first", due_at=1), abandoned("third", due_at=3)])
+    assert waiting(store, 299) == []
+    (entry,) = waiting(store, 301)
+    assert (entry.run_id, entry.reason, dict(entry.choices)) == ("first", "silent", {})
+    assert "concurrent_runs" in entry.hint
+
+
+def test_what_cannot_be_taken_back_is_first_although_it_is_younger() -> None:
+    async def scenario(runtime: Runtime) -> None:
+        await blocked(await runtime.start(stuck.call(), id="old"))
+        await runtime.start(gate.call(True), id="harmless")
+        await runtime.start(gate.call(False), id="final")
+        while len(found := await runtime.inbox()) < 3:
+            await asyncio.sleep(0.01)
+        assert [(entry.run_id, entry.risk) for entry in found] == [("final", "high"), ("old", ""), ("harmless", "")]
+        assert len({entry.id for entry in found}) == 3
+        assert [entry.id for entry in await runtime.inbox()] == [entry.id for entry in found]
+
+    with_runtime(scenario)
 
 
 def test_a_dead_worker_serves_nothing() -> None:

@@ -27,6 +27,7 @@ from perdure.api import inbox
 from perdure.audit.doctor import CHECKLIST
 from perdure.cli.app import app
 from perdure.cli.exits import MEANINGS
+from perdure.decisions import urgency
 from perdure.history import events
 from perdure.http import classify
 from perdure.ledger.states import TRANSITIONS, EffectState
@@ -123,6 +124,11 @@ PARKED: Mapping[str, Parked] = {
         "it has been due for a minute, and no live worker has its workflow and version",
         "start a worker that has; the run goes on by itself",
     ),
+    "silent": Parked(
+        "nothing was recorded for longer than its own limits allow; its worker is dead; or it is due, and nobody "
+        "takes it",
+        "the message says which; a worker that lives, or has room, takes it over by itself",
+    ),
     "undecodable": Parked(
         "a recorded value does not fit its type hint any more; or a message does not fit what it is received as",
         "mend the hint, then `retry`; or give what stands for the message",
@@ -146,6 +152,14 @@ PARKED: Mapping[str, Parked] = {
 def reasons() -> str:
     rows = [(f"`{reason}`", *parked, _choices(reason)) for reason, parked in PARKED.items()]
     return table(("reason", "what happened", "what gets it on", "choices"), rows)
+
+
+def ranks() -> str:
+    reasons = {rank: [reason for reason, at in urgency.RANKS.items() if at == rank] for rank in urgency.MEANS}
+    named = {rank: ", ".join(f"`{reason}`" for reason in found) for rank, found in reasons.items()}
+    named |= {urgency.HIGH_RISK: "whatever the reason", urgency.WAITS: "all others"}
+    rows = [(f"{rank + 1}", means, named[rank]) for rank, means in urgency.MEANS.items()]
+    return table(("", "it is about", "reasons"), rows)
 
 
 def _choices(reason: str) -> str:
@@ -363,6 +377,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "status": status_picture,
     "effect_states": effect_states,
     "reasons": reasons,
+    "ranks": ranks,
     "failures": failures,
     "error_tree": error_tree,
     "event_kinds": event_kinds,

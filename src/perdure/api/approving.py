@@ -188,6 +188,7 @@ def _approval_of(call: Call[Any], by: Approvers, quorum: int, within: int, note:
     request = Request(
         "approval", spec.name, of=of, arguments=msgspec.Raw(raw), key=key, approvers=approvers, quorum=quorum,
         within=within, recheck=recheck, note=note,
+        risk="high" if isinstance(spec, EffectSpec) and spec.stakes == "high" else "",
     )  # fmt: skip
     return Asked(request, spec, raw)
 

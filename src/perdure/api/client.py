@@ -493,7 +493,7 @@ class Client:
         return [_summary(info) for info in await self._read(lambda: self._store.runs(which))]
 
     async def inbox(self) -> builtins.list[InboxEntry]:
-        """Everything that waits for a person, oldest first."""
+        """Everything that waits for a person, the riskiest first, then the oldest."""
         from perdure.api.inbox import entries
 
         return await self._read(lambda: entries(self._store, self._clock.now()))

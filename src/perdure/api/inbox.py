@@ -1,14 +1,16 @@
 """What waits for a person, and what a person can do about it.
 
 `REASONS` is the table: for each reason, what each choice will do. Most entries are runs that somebody parked; those of
-`no_worker_for_version` are found by looking who could execute what is due.
+`no_worker_for_version` and `silent` are found by looking who could execute what is due, who is alive, and what workers
+have noted about runs that do not move.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import datetime
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -20,17 +22,22 @@ from perdure.audit.effects import without_outcome
 from perdure.audit.waits import under_way
 from perdure.clock import MICROSECONDS, when
 from perdure.codec import ValueCodec
+from perdure.codec.canonical import canonical_bytes
+from perdure.decisions import ApprovalEntry
+from perdure.decisions.urgency import Place, place
 from perdure.engine.calls import CONFIRM_UNDO, NO_UNDO
 from perdure.engine.known import Standing
 from perdure.errors import HistoryCorruptError
 from perdure.history import events as e
 from perdure.ledger import EffectState
-from perdure.runtime import mail
+from perdure.runtime import mail, silence
 from perdure.specs import StepSpec, WorkflowSpec
-from perdure.store.protocol import CONTROL_KINDS, Filter, Mail, Row, RunInfo, Status, Store
+from perdure.store.protocol import CONTROL_KINDS, Filter, Mail, Row, RunInfo, Status, Store, WorkerInfo
 
 DUE_SECONDS_BEFORE_A_PERSON_HEARS = 60.0
+DUE_SECONDS_ALTHOUGH_SERVED = 300.0
 RUNS_PER_READ = 500
+ENTRY_ID_DIGITS = 24
 
 Choices = Mapping[str, str]
 """What `unblock` can be told, and what that will do."""
@@ -45,6 +52,8 @@ class InboxEntry(msgspec.Struct, frozen=True):
     `operation`: the effect in doubt, if it is one; it is settled, not unblocked. `sent`: its arguments, as plain JSON.
     `looks`: what the other side said when it was asked, with the time. `request`: what people are asked, if it is that
     (`reason` is then `approval` or `question`): it is decided with `client.approve`, `reject`, `answer` or `delegate`.
+    `id` names the entry: it is the same for everyone who looks, and another one once it was decided and came up again.
+    `risk`: `high` if it is about an effect that cannot be taken back, or that is declared so.
     """
 
     run_id: str
@@ -60,6 +69,13 @@ class InboxEntry(msgspec.Struct, frozen=True):
     sent: Any = None
     looks: tuple[tuple[datetime, str], ...] = ()
     request: requests.RequestSummary | None = None
+    risk: str = ""
+    id: str = ""
+
+    @property
+    def place(self) -> Place:
+        """Where it stands in the inbox: smaller is first."""
+        return place(self.reason, self.risk, self.since, self.run_id, self.call or "", self.id)
 
 
 # ── what a person can choose ────────────────────────────────────────────────────────────────
@@ -115,6 +131,7 @@ REASONS: Mapping[str, Reason] = {
     "diverged": Reason({}, {**_retry("once the old version is registered, or the change guarded: "), **FAIL_RUN}),
     "incompatible_version": Reason({}, {**_retry("once code that replays it is registered: "), **FAIL_RUN}),
     "no_worker_for_version": Reason({}, {}),
+    "silent": Reason({}, {}),
     "failed_compensation": Reason(
         {
             "retry": "the undoing is tried again, under an operation id of its own",
@@ -149,11 +166,11 @@ OF_QUESTION: Mapping[str, Choices] = {
 
 
 def entries(store: Store, now: int) -> list[InboxEntry]:
-    """Everything that waits for a person, oldest first. `now` in microseconds."""
+    """Everything that waits for a person, the riskiest first, then the oldest. `now` in microseconds."""
     found = [entry for info in _runs(store, Status.BLOCKED) for entry in blocked(store, info)]
-    found += _asked(store)
-    found += _unserved(store, now)
-    return sorted(found, key=lambda entry: entry.since)
+    found += (asked(store, row) for row in requests.pending(store))
+    found += unmoved(store, now)
+    return sorted(found, key=lambda entry: entry.place)
 
 
 def _runs(store: Store, *statuses: Status) -> Iterator[RunInfo]:
@@ -179,15 +196,20 @@ def blocked(store: Store, info: RunInfo) -> list[InboxEntry]:
     return found
 
 
-def _asked(store: Store) -> Iterator[InboxEntry]:
+def asked(store: Store, row: ApprovalEntry) -> InboxEntry:
     """What people are asked and have not decided."""
-    for row in requests.pending(store):
-        it = requests.summary_of(store, row)
-        letters = store.mail([row.rid])
-        yield InboxEntry(
-            row.run_id, row.workflow, row.version, row.kind, when(row.asked_at), _asks(it), row.label,
-            OF_REQUEST[row.kind], requests.told(letters, row.approval_id), request=it,
-        )  # fmt: skip
+    it = requests.summary_of(store, row)
+    letters = store.mail([row.rid])
+    return InboxEntry(
+        row.run_id, row.workflow, row.version, row.kind, when(row.asked_at), _asks(it), row.label,
+        OF_REQUEST[row.kind], requests.told(letters, row.approval_id), request=it, risk=it.risk,
+        id=entry_id(row.rid, row.kind, row.approval_id, row.asked_at),
+    )  # fmt: skip
+
+
+def entry_id(rid: int, reason: str, call: str, since: int) -> str:
+    """What names an entry, whoever looks."""
+    return sha256(canonical_bytes([rid, reason, call, since])).hexdigest()[:ENTRY_ID_DIGITS]
 
 
 def _asks(it: requests.RequestSummary) -> str:
@@ -211,6 +233,7 @@ def _with_effect(store: Store, rid: int, entry: InboxEntry, standing: Standing, 
         entry,
         choices=SUPPLY if row.status is EffectState.SUCCEEDED else SETTLE,
         operation=summary_of(row),
+        risk="high" if row.risk == "high" else "",
         sent=_sent(store, rid, standing.operation, rows),
         looks=tuple((when(look.at), look.answer.replace("_", " ")) for look in standing.looks),
     )
@@ -250,7 +273,7 @@ def _entry(info: RunInfo, blocked: e.RunBlocked, since: int, letters: Iterable[M
     choices = reason.of_run if blocked.call is None else OF_QUESTION.get(blocked.name, reason.of_call)
     return InboxEntry(
         info.run_id, info.workflow, info.version, blocked.reason, when(since), blocked.hint, blocked.call, choices,
-        pending(letters, blocked.call),
+        pending(letters, blocked.call), id=entry_id(info.rid, blocked.reason, blocked.call or "", since),
     )  # fmt: skip
 
 
@@ -266,22 +289,66 @@ def asked_of(spec: WorkflowSpec, call: str) -> ValueCodec | None:
     return next(iter(found.values())).result if len(found) == 1 else None
 
 
-# ── runs that nobody can execute ────────────────────────────────────────────────────────────
+# ── runs that do not move ───────────────────────────────────────────────────────────────────
 
 
-def _unserved(store: Store, now: int) -> Iterator[InboxEntry]:
-    """Runs that are due for a while and that no live worker knows how to execute."""
+def unmoved(store: Store, now: int) -> Iterator[InboxEntry]:
+    """Runs that are due for a while and that nobody executes, that a dead worker has, or that their worker says are
+    silent for longer than their limits allow."""
     late = now - round(DUE_SECONDS_BEFORE_A_PERSON_HEARS * MICROSECONDS)
-    served = _served(store)
-    for info in store.unserved(served=served, due_before=late):
-        blocked = e.RunBlocked("no_worker_for_version", _no_worker(info, served))
+    lost = dict(store.lost(""))
+    workers = {info.worker: info for info in store.workers()}
+    served = _served(workers.values(), lost)
+    for info in store.unserved(served=served, due_before=late, oldest_served=True):
+        is_served = (info.workflow, info.version) in served
+        if is_served and now - (info.due_at or late) < DUE_SECONDS_ALTHOUGH_SERVED * MICROSECONDS:
+            continue  # workers are busy
+        if is_served:
+            blocked = e.RunBlocked("silent", _NOT_CLAIMED)
+        else:
+            blocked = e.RunBlocked("no_worker_for_version", _no_worker(info, served))
         yield _entry(info, blocked, info.due_at or late, store.mail([info.rid]))
+    for worker in (workers[name] for name in lost if name in workers and workers[name].lease_until < late):
+        for info in _of_owner(store, worker.worker):
+            how = "is dead" if lost[worker.worker] else "has not been heard of"
+            hint = f"its worker {worker.worker} (process {worker.pid} on {worker.host}) {how}, and {_NOBODY_LIVE}"
+            yield _entry(info, e.RunBlocked("silent", hint), worker.lease_until, store.mail([info.rid]))
+    yield from _noted(store)
 
 
-def _served(store: Store) -> frozenset[tuple[str, int]]:
+_NOBODY_LIVE = "no live worker has taken the run over: start one"
+_NOT_CLAIMED = (
+    "it is the one of its kind that has been due for longest, and no worker takes it although live ones have its "
+    "workflow: they are full (concurrent_runs), or continue only runs of their own (adopt)"
+)
+
+
+def _noted(store: Store) -> Iterator[InboxEntry]:
+    """What workers have noted of their runs, if the run still stands where it stood."""
+    for note in store.notes(silence.NOTE_KIND):
+        noted, info = silence.decode(note.body), store.find(note.key)
+        if info is None or (info.rid, info.epoch) != (noted.rid, noted.epoch) or info.owner is None:
+            continue
+        if info.status.is_final or store.last_row(info.rid).seq + 1 != noted.length:
+            continue
+        calls = f" ({', '.join(noted.calls)})" if noted.calls else ""
+        hint = (
+            f"its worker {info.owner} has it, and nothing was recorded for longer than its timeouts allow{calls}: code "
+            "that does not come back, perhaps. Look into that process; once it has ended, another goes on with the run"
+        )
+        yield _entry(info, e.RunBlocked("silent", hint), noted.since, store.mail([info.rid]))
+
+
+def _of_owner(store: Store, owner: str) -> Iterator[RunInfo]:
+    before = None
+    while page := store.runs(Filter(owner=owner, before_rid=before, limit=RUNS_PER_READ)):
+        yield from page
+        before = page[-1].rid
+
+
+def _served(workers: Iterable[WorkerInfo], lost: Container[str]) -> frozenset[tuple[str, int]]:
     """What live workers announce: workflows and their versions."""
-    lost = {worker for worker, _ in store.lost("")}
-    announced = [name for info in store.workers() if info.worker not in lost for name in info.workflows]
+    announced = [name for info in workers if info.worker not in lost for name in info.workflows]
     return frozenset((name, int(version)) for name, _, version in (each.rpartition("/") for each in announced))
 
 

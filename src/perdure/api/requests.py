@@ -47,7 +47,7 @@ class RequestSummary(msgspec.Struct, frozen=True):
     or what the question is about, as plain JSON; `key`: an effect's business key. `call`: the call that asks
     (`0/approve:refund#1`). `approvers`: who may decide now, everybody if nobody is named; `quorum`: how many have to
     approve. `type`: what an answer is; `answers`: all there are, where they can be listed. `used_by`: the operation, or
-    the call, that has used an approval up.
+    the call, that has used an approval up. `risk`: `high` if the call cannot be taken back, or is declared so.
     """
 
     id: str
@@ -72,6 +72,7 @@ class RequestSummary(msgspec.Struct, frozen=True):
     updated_at: datetime
     expires_at: datetime | None
     used_by: str
+    risk: str = ""
 
 
 def summary_of(store: Store, row: ApprovalEntry) -> RequestSummary:
@@ -81,7 +82,7 @@ def summary_of(store: Store, row: ApprovalEntry) -> RequestSummary:
         row.approval_id, row.run_id, row.workflow, row.version, row.kind, str(row.status), row.subject,
         msgspec.json.decode(body.arguments), body.key, row.note, row.request_hash.hex(), row.label, row.approvers,
         row.quorum, row.recheck, body.type, tuple(map(msgspec.json.decode, body.choices)), said, when(row.asked_at),
-        when(row.updated_at), when(row.expires_at) if row.expires_at else None, row.used_by,
+        when(row.updated_at), when(row.expires_at) if row.expires_at else None, row.used_by, body.risk,
     )  # fmt: skip
 
 

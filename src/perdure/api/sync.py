@@ -187,7 +187,7 @@ class SyncClient:
         )  # fmt: skip
 
     def inbox(self) -> builtins.list[InboxEntry]:
-        """Everything that waits for a person, oldest first."""
+        """Everything that waits for a person, the riskiest first, then the oldest."""
         return self._door.wait(self._client.inbox(), "inbox")
 
     def settle(

@@ -30,7 +30,7 @@ app = typer.Typer(no_args_is_help=True, help="What waits for a person.")
 
 @app.command("list")
 def list_entries(store: StoreOption = None, json: JsonOption = False) -> ExitCode:
-    """List what waits for a person, oldest first, with what can be decided and what that will do."""
+    """List what waits for a person, the riskiest and oldest first, with what can be decided and what that will do."""
     with existing_store(store) as opened:
         entries = asyncio.run(_entries(opened))
     if json:
@@ -99,6 +99,8 @@ def _asked(it: RequestSummary) -> Iterator[tuple[str, str]]:
     if it.kind == "approval":
         yield "call", it.subject + (f", key {it.key!r}" if it.key else "")
         yield "arguments", short(json_text(it.arguments))
+        if it.risk:
+            yield "risk", it.risk
     else:
         yield "about", short(json_text(it.arguments))
         yield "answer", it.type + (f", one of {', '.join(map(json_text, it.answers))}" if it.answers else "")
@@ -112,7 +114,8 @@ def _asked(it: RequestSummary) -> Iterator[tuple[str, str]]:
 
 def _json(entry: InboxEntry) -> dict[str, Any]:
     return {
-        "run": entry.run_id, "workflow": entry.workflow, "version": entry.version, "reason": entry.reason,
+        "id": entry.id, "risk": entry.risk, "run": entry.run_id, "workflow": entry.workflow, "version": entry.version,
+        "reason": entry.reason,
         "since": entry.since.isoformat(), "hint": entry.hint, "call": entry.call, "choices": dict(entry.choices),
         "pending": list(entry.pending), "operation": entry.operation and operation_json(entry.operation),
         "sent": entry.sent, "looks": [{"at": at.isoformat(), "answer": answer} for at, answer in entry.looks],

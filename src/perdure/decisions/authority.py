@@ -18,7 +18,7 @@ REQUESTS = ("approval", "question")
 BLOCKS = (
     "needs_person", "unknown_effect", "failed_compensation", "stale_decision", "premise_unreadable", "diverged",
     "incompatible_version", "no_worker_for_version", "over_budget", "undecodable", "crash_loop", "stuck_turn",
-    "deadlocked", "store_rolled_back", "denied",
+    "deadlocked", "store_rolled_back", "denied", "silent",
 )  # fmt: skip
 """Reasons for which something stands in the inbox."""
 

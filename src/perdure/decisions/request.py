@@ -20,7 +20,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     call it is; `arguments` are its arguments, or the question's subject, as canonical JSON; `key`: an effect's business
     key. `type`: what an answer is, in words; `choices`: the answers there are, where they can be listed.
     `approvers`: who may decide, persons or roles; nobody named means everybody. `quorum`: how many different persons
-    have to approve. `within`: microseconds from asking, 0 for ever.
+    have to approve. `within`: microseconds from asking, 0 for ever. `risk`: `high` if the call is an effect that is
+    irreversible, or declared to be of high risk.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     within: int = 0
     recheck: bool = True
     note: str = ""
+    risk: str = ""
 
     def encoded(self) -> bytes:
         """The body as it is stored: one text for one request."""

@@ -226,7 +226,7 @@ class Effects:
         live, ask, spec, now = flight.live, flight.ask, flight.spec, self._turns.clock.now()
         return LedgerEntry(
             self._operation_id(flight, name, revision), live.rid, live.run_id, call.call, ask.label, name, spec.scope,
-            ask.business_key, revision, call.request_hash, EffectState.PENDING, spec.downstream.kind, spec.risk, now,
+            ask.business_key, revision, call.request_hash, EffectState.PENDING, spec.downstream.kind, spec.stakes, now,
             now, approval="" if ask.grant is None else ask.grant.id,
         )  # fmt: skip
 

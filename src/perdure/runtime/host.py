@@ -23,6 +23,7 @@ from perdure.errors import StoreError
 from perdure.runtime.lease import Lease
 from perdure.runtime.live import LiveRun
 from perdure.runtime.relay import Handler, Relay
+from perdure.runtime.silence import Silence
 from perdure.runtime.turn import Turns
 from perdure.runtime.writer import Writer
 from perdure.specs import WorkflowSpec
@@ -121,6 +122,7 @@ class Host:
             guard=options.drive or (_guard() if options.guard else None), stopwatch=options.stopwatch,
             authority=options.authority,
         )  # fmt: skip
+        self.silence = Silence(self.turns)
         self.turns.on_letters = self.kick
         self.turns.on_trouble = self.be_unsure
         if options.adopt != "all":
@@ -253,6 +255,8 @@ class Host:
         self._polls += 1
         if is_news or self._polls % POLLS_BETWEEN_FULL_LOOKS == 0:
             self.on_change()
+        if self._polls % POLLS_BETWEEN_FULL_LOOKS == 0:
+            self.silence.look()
 
     def _surely_lost(self) -> list[tuple[str, bool]]:
         """Workers that are dead, and those that stay silent although they had time to speak up: when the machine has

@@ -582,13 +582,18 @@ class MemoryStore:
             waiting = [letter.mail for run in chosen for letter in run.letters.values() if not letter.is_taken]
             return sorted(waiting)
 
-    def unserved(self, *, served: frozenset[tuple[str, int]], due_before: int) -> list[RunInfo]:
+    def unserved(
+        self, *, served: frozenset[tuple[str, int]], due_before: int, oldest_served: bool = False
+    ) -> list[RunInfo]:
         with self._shared.lock:
             infos = [run.info for run in self._shared.runs.values() if run.info.owner is None]
-            return [
-                info for info in infos
-                if info.due_at is not None and info.due_at < due_before and (info.workflow, info.version) not in served
-            ]  # fmt: skip
+        due = sorted(
+            ((info.due_at, info.rid, info) for info in infos if info.due_at is not None and info.due_at < due_before),
+            reverse=True,
+        )
+        oldest = {(info.workflow, info.version): info for *_, info in due}
+        found = [info for *_, info in due if (info.workflow, info.version) not in served]
+        return found + [info for kind, info in oldest.items() if oldest_served and kind in served]
 
     def runs(self, which: Filter) -> list[RunInfo]:
         with self._shared.lock:
@@ -768,6 +773,7 @@ def _fits(info: RunInfo, which: Filter) -> bool:
         and (which.created_from is None or info.created_at >= which.created_from)
         and (which.created_until is None or info.created_at < which.created_until)
         and (which.parent_run_id is None or info.parent_run_id == which.parent_run_id)
+        and (which.owner is None or info.owner == which.owner)
         and (which.before_rid is None or info.rid < which.before_rid)
     )
 

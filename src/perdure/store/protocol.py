@@ -342,6 +342,7 @@ class Filter(NamedTuple):
     created_from: int | None = None
     created_until: int | None = None
     parent_run_id: str | None = None
+    owner: str | None = None
     before_rid: int | None = None
     limit: int = 100
 
@@ -519,9 +520,12 @@ class Store(Protocol):
 
     def runs(self, which: Filter) -> list[RunInfo]: ...
 
-    def unserved(self, *, served: frozenset[tuple[str, int]], due_before: int) -> list[RunInfo]:
+    def unserved(
+        self, *, served: frozenset[tuple[str, int]], due_before: int, oldest_served: bool = False
+    ) -> list[RunInfo]:
         """Runs that nobody owns although they are due since before then, of a (workflow, version) that is not `served`,
-        in any order. Takes as long as there are such runs, however many others there are."""
+        in any order; and of each that is, if `oldest_served`, the one that is due for longest. Takes as long as there
+        are such runs, however many others there are."""
         ...
 
     def effect(self, operation_id: str) -> LedgerEntry | None:

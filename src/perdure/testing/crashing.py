@@ -196,8 +196,12 @@ class CrashingStore:
     def next_due(self, *, known: frozenset[tuple[str, int]], only: frozenset[str] | None = None) -> int | None:
         return self._living(lambda: self.inner.next_due(known=known, only=only))
 
-    def unserved(self, *, served: frozenset[tuple[str, int]], due_before: int) -> list[RunInfo]:
-        return self._living(lambda: self.inner.unserved(served=served, due_before=due_before))
+    def unserved(
+        self, *, served: frozenset[tuple[str, int]], due_before: int, oldest_served: bool = False
+    ) -> list[RunInfo]:
+        return self._living(
+            lambda: self.inner.unserved(served=served, due_before=due_before, oldest_served=oldest_served)
+        )
 
     def changed(self) -> bool:
         return self._living(self.inner.changed)

@@ -187,15 +187,18 @@ class Readers:
         with self.connection() as connection:
             return [run_info(row) for row in connection.execute(query, {**values, "limit": which.limit})]
 
-    def unserved(self, served: frozenset[tuple[str, int]], due_before: int) -> list[RunInfo]:
-        """From kind to kind of what is nobody's, by the index; of those that are served no run is looked at."""
+    def unserved(
+        self, served: frozenset[tuple[str, int]], due_before: int, oldest_served: bool
+    ) -> list[RunInfo]:
+        """From kind to kind of what is nobody's, by the index; of those that are served one run at most is looked
+        at."""
         found: list[RunInfo] = []
         with self.snapshot() as connection:
             kind = connection.execute(QUERIES["unowned_kind_after"], ("", 0)).fetchone()
             while kind is not None:
-                if kind not in served:
-                    rows = connection.execute(QUERIES["overdue_of_kind"], (*kind, due_before))
-                    found += map(run_info, rows)
+                if kind not in served or oldest_served:
+                    query = "overdue_of_kind" if kind not in served else "longest_overdue_of_kind"
+                    found += map(run_info, connection.execute(QUERIES[query], (*kind, due_before)))
                 kind = connection.execute(QUERIES["unowned_kind_after"], kind).fetchone()
         return found
 
@@ -243,6 +246,7 @@ def _filter_values(which: Filter) -> dict[str, Any]:
         "created_from": which.created_from,
         "created_until": which.created_until,
         "parent_run_id": which.parent_run_id,
+        "owner": which.owner,
         "before_rid": which.before_rid,
     }
     return {name: value for name, value in values.items() if value is not None}

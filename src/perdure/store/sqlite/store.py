@@ -268,9 +268,9 @@ class SqliteStore:
         self._check_usable()
         return self._readers.mail(rids, owner)
 
-    def unserved(self, *, served: Known, due_before: int) -> list[RunInfo]:
+    def unserved(self, *, served: Known, due_before: int, oldest_served: bool = False) -> list[RunInfo]:
         self._check_usable()
-        return self._readers.unserved(served, due_before)
+        return self._readers.unserved(served, due_before, oldest_served)
 
     def runs(self, which: Filter) -> list[RunInfo]:
         self._check_usable()

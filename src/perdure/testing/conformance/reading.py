@@ -94,6 +94,7 @@ class ReadPromises(StoreCase):
         assert self.listed(created_until=20) == ["a"]
         assert self.listed(created_from=20, created_until=30) == ["b"]
         assert self.listed(parent_run_id="a") == ["b"]
+        assert self.listed(owner="nobody") == []
         assert self.listed(workflow="agent", status=frozenset({Status.COMPLETED}), tags={"team": "y"}) == ["c"]
 
     def test_listing_pages_through_all(self) -> None:

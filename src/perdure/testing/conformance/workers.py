@@ -80,6 +80,13 @@ class WorkerPromises(StoreCase):
         assert unserved(("agent", 1), ("other", 2)) == ["b", "d"]
         assert unserved(("agent", 1), ("agent", 2), ("other", 1), ("other", 2)) == []
 
+    def test_of_what_is_served_the_run_that_is_due_for_longest_is_found(self) -> None:
+        for run_id, version, due_at in (("a", 1, 20), ("b", 1, 10), ("c", 1, 10), ("d", 2, 60), ("e", 3, 30)):
+            self.done(new_run(run_id, workflow="agent", version=version, due_at=due_at))
+        served = frozenset({("agent", 1), ("agent", 2)})
+        found = self.store.unserved(served=served, due_before=50, oldest_served=True)
+        assert sorted(info.run_id for info in found) == ["b", "e"]
+
     def test_two_workers_never_claim_the_same_run(self) -> None:
         self.enter("v")
         for number in range(10):

@@ -20,6 +20,12 @@ SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input
     due_at, parent_run_id, tags, chapter_seq, waiting, state
 FROM runs WHERE workflow = ? AND version = ? AND owner IS NULL AND due_at IS NOT NULL AND due_at < ?;
 
+-- name: longest_overdue_of_kind
+SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input_digest, created_at, updated_at,
+    due_at, parent_run_id, tags, chapter_seq, waiting, state
+FROM runs WHERE workflow = ? AND version = ? AND owner IS NULL AND due_at IS NOT NULL AND due_at < ?
+ORDER BY due_at, rid LIMIT 1;
+
 -- name: list_runs
 SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input_digest, created_at, updated_at,
     due_at, parent_run_id, tags, chapter_seq, waiting, state
@@ -46,6 +52,9 @@ AND created_at < :created_until
 
 -- name: and_parent_run_id
 AND parent_run_id = :parent_run_id
+
+-- name: and_owner
+AND owner = :owner
 
 -- name: and_before_rid
 AND rid < :before_rid
