@@ -22,6 +22,7 @@
     │   ├── AuthorityUnreadableError who may decide cannot be read just now; nothing was decided
     │   ├── Rejected                 a person has rejected what was to be approved
     │   ├── ApprovalExpired          nobody has approved in time, or it was too late to begin
+    │   ├── CheckTooOld              what an approval rests on was read too long ago; it is read again
     │   └── StepError                a step failed with an exception that is not rebuilt by class
     │       └── StepTimeoutError         an attempt took longer than its timeout
     ├── HistoryError             what was recorded and what happens now do not agree
@@ -213,6 +214,11 @@ class ApprovalExpired(RunError, TimeoutError):
     def __init__(self, message: str, approval_id: str = "") -> None:
         super().__init__(message)
         self.approval_id = approval_id
+
+
+class CheckTooOld(RunError):
+    """What an approval rests on was read again too long ago. Nothing was sent; `with_approval` reads it once more, so
+    that a program does not see this."""
 
 
 class StepError(RunError):

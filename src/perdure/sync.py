@@ -7,11 +7,11 @@ durable calls in them are refused) and runs again from its start when the wait i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast, overload
 
-from perdure.api.approving import Approvers, Said, answer_of, approval_of, approved_call, question_of
+from perdure.api.approving import Approvers, Said, answer_of, approval_of, approved_here, question_of
 from perdure.api.calls import Call
 from perdure.api.inside import _journal, _length, child_call  # pyright: ignore[reportPrivateUsage]
 from perdure.codec import codec_for
@@ -89,6 +89,7 @@ def with_approval(
     quorum: int = 1,
     within: timedelta | float | None = None,
     note: str = "",
+    premises: Mapping[str, Call[Any]] | None = None,
     recheck: bool = True,
 ) -> T:
     """Ask people for exactly this call, wait, make it, and give its result; see `perdure.with_approval`.
@@ -96,9 +97,8 @@ def with_approval(
     >>> receipt = perdure.sync.with_approval(refund.call(order, 4200), by={"supervisor"})  # doctest: +SKIP
     """
     journal = _here("with_approval")
-    asked = approval_of(call, by=by, quorum=quorum, within=within, note=note, recheck=recheck)
-    said = Said(*journal.wait(journal.people.ask(asked.request, codec_for(Any))))
-    return cast(T, journal.wait(approved_call(journal, asked, said)))
+    asked = approval_of(call, by=by, quorum=quorum, within=within, note=note, premises=premises, recheck=recheck)
+    return cast(T, approved_here(journal, asked))
 
 
 @overload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -289,7 +289,7 @@ def account_of_condition(word: str, value: Any, bound: Any) -> str:
         return exact(value) == exact(one)
 
     if word in {"==", "!=", "in", "not in"}:
-        bounds: list[Any] = bound if isinstance(bound, list) else [bound]
+        bounds = cast("list[Any]", bound) if isinstance(bound, list) else [bound]
         found = any(map(same, bounds))
         return "yes" if found == (word in {"==", "in"}) else "no"
     left, right = exact(value), exact(bound)

@@ -594,6 +594,7 @@ def hash_of(run: str, order: str, cents: int, *, version: int = 1) -> tuple[str,
     body = {
         "approvers": ["ann", "supervisor"], "arguments": {"cents": cents, "order": order}, "key": order,
         "kind": "approval", "name": "refund", "note": "as agreed", "of": "effect",
+        "risk": "high",
     }  # fmt: skip
     head = json.dumps([run, "0:0:0", "agent", version], separators=(",", ":"))
     text = head + "\n" + json.dumps(body, separators=(",", ":"))
@@ -647,7 +648,7 @@ def test_early_decisions_that_came_in_an_earlier_chapter_are_not_lost() -> None:
             run = await runtime.start(chapters.call(2), id="r")
             call = '["r","2:0:0"]'
             body = '{"approvers":["ann"],"arguments":{"cents":1,"order":"o-1"},"key":"o-1","kind":"approval",'
-            body += '"name":"refund","of":"effect"}'
+            body += '"name":"refund","of":"effect","risk":"high"}'
             whole = sha256(f'["r","2:0:0","chapters",1]\n{body}'.encode()).hexdigest()
             early = sha256(call.encode()).hexdigest()[:16]
             await runtime.approve(early, hash=whole, by="ann", run="r")

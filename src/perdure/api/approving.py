@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import enum
 import inspect
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple, TypeVar, cast, overload
+from typing import Any, NamedTuple, Protocol, TypeVar, cast, overload
 
 import msgspec
 
 from perdure.api.calls import Call
 from perdure.api.inside import _execution, _journal  # pyright: ignore[reportPrivateUsage]
 from perdure.clock import MICROSECONDS
-from perdure.codec import ValueCodec, codec_for, describe
+from perdure.codec import ValueCodec, arguments_codec_for, codec_for, describe
 from perdure.decisions import Request, approval_id, identity
 from perdure.engine.calls import Grant
 from perdure.engine.execution import SECONDS_MAX, Execution
-from perdure.errors import ApprovalExpired, Rejected, UsageError
+from perdure.errors import ApprovalExpired, CheckTooOld, PerdureBug, Rejected, UsageError
 from perdure.history import events as e
 from perdure.ledger.operations import business_key_of
-from perdure.specs import EffectSpec, StepSpec, is_whole, recordable, several
+from perdure.specs import EffectSpec, StepSpec, is_whole, mapping, recordable, several
 from perdure.specs import seconds as _seconds
 
 R = TypeVar("R")
@@ -41,6 +43,7 @@ async def with_approval(
     quorum: int = 1,
     within: timedelta | float | None = None,
     note: str = "",
+    premises: Mapping[str, Call[Any]] | None = None,
     recheck: bool = True,
 ) -> R:
     """Ask people for exactly this call, wait for their decision, make the call, and give its result.
@@ -51,40 +54,175 @@ async def with_approval(
 
     `by`: who may decide, names of persons or roles. `quorum`: how many different persons have to approve; one who
     rejects is enough. `within`: for how long it can be decided (default: for ever), and, with `recheck`, by when the
-    call has to begin. `recheck=False`: once approved in time, the call may begin late. `note`: for whoever decides.
+    call has to begin. `note`: for whoever decides.
+
+    `premises`: facts that the decision rests on, each by a name and the call of a step that reads it. They are read
+    before people are asked, who see them; and, with `recheck`, again before the call is made. If one has another value
+    by then the approval counts for nothing, and people are asked again, with the facts as they are. `recheck=False`:
+    once approved in time, the call may begin late, whatever has become of the facts.
 
     Rejected (with who, and their comment) and ApprovalExpired are raised here; nothing has happened then. Cancelling
     the wait withdraws the request. UsageError outside a workflow, and for a call that was made already.
 
     >>> async def pay(order: str, cents: int) -> str:  # doctest: +SKIP
-    ...     return await perdure.with_approval(refund.call(order, cents), by={"supervisor"}, within=timedelta(days=3))
+    ...     return await perdure.with_approval(
+    ...         refund.call(order, cents), by={"supervisor"}, premises={"order": order_status.call(order)}
+    ...     )
     """
-    asked = approval_of(call, by=by, quorum=quorum, within=within, note=note, recheck=recheck)
+    asked = approval_of(call, by=by, quorum=quorum, within=within, note=note, premises=premises, recheck=recheck)
     journal = _journal()
-    if journal is not None:
-        said = Said(*await journal.wait_async(journal.people.ask(asked.request, _PLAIN)))
-        return cast(R, await journal.wait_async(approved_call(journal, asked, said)))
-    execution = _execution("with_approval")
-    people = execution.ask_request(asked.request, _PLAIN)
-    event, value = await people.future
-    return cast(R, await _make(execution, asked, asked.grant(Said(event, value, people.expires_at), execution)))
+    if journal is None:
+        return cast(R, await _approved(asked, _OnLoop(_execution("with_approval"))))
+    return cast(R, await _approved(asked, _Hosted(journal)))
 
 
-async def _make(execution: Execution, asked: Asked, grant: Grant) -> Any:
-    """Make the call that was approved, under its approval."""
-    spec, (args, kwargs) = asked.spec, asked.arguments()
-    if isinstance(spec, EffectSpec):
-        return await execution.ask_effect(spec, args, kwargs, asked.request.key, grant=grant)
-    if grant.is_late(execution.now_us):
-        execution.spend(grant, spec.name, lapsed=True)
-        raise too_late(grant, spec.name)
-    if isinstance(spec, StepSpec):
-        future = execution.ask_step(spec, args, kwargs)
-    else:
-        future = execution.ask_child(spec, args, kwargs).future
-    if future.ask is not None:
-        execution.spend(grant, future.ask.label)
-    return await future
+def approved_here(journal: Any, asked: Asked) -> Any:
+    """The same for a thread of hosted code, which waits where it is."""
+    waiting = _approved(asked, _Blocking(journal))
+    try:
+        waiting.send(None)
+    except StopIteration as done:
+        return done.value
+    raise PerdureBug("an approval was suspended in a thread")
+
+
+async def _approved(asked: Asked, code: Asks) -> Any:
+    """Ask, as often as the facts are other ones when the call is to be made; then make it."""
+    facts = await _read(asked, code)
+    while True:
+        said = await code.ask(asked.on(facts))
+        grant = asked.grant(said, code.execution)
+        while asked.facts and asked.request.recheck:
+            found = await _read(asked, code)
+            if found != facts:
+                code.spend(grant, asked.name, lapsed=True)
+                facts = found
+                break
+            with contextlib.suppress(CheckTooOld):
+                return await code.make(asked, grant._replace(checked_at=code.now_us()))
+        else:
+            return await code.make(asked, grant)
+
+
+async def _read(asked: Asked, code: Asks) -> Facts:
+    """What the decision rests on, as it is now. All of it is read in one step: were each a step of its own, a crash
+    between two of them would leave one that is as old as the crash beside one that is new."""
+    if not asked.facts:
+        return ()
+    found: dict[str, str] = await code.call(_reading(asked))
+    return tuple((name, text.encode()) for name, text in found.items())
+
+
+def _reading(asked: Asked) -> Made:
+    """The step that reads all facts, at the same time. It gives their names, and the values as canonical JSON."""
+
+    async def read(facts: Any) -> dict[str, str]:
+        names, calls = zip(*asked.facts, strict=True)
+        return dict(zip(names, await asyncio.gather(*(call.read() for call in calls)), strict=True))
+
+    spec = StepSpec(
+        name=f"premises:{asked.name}", function=read, is_async=True, arguments=arguments_codec_for(read),
+        result=codec_for(dict[str, str]),
+    )  # fmt: skip
+    facts = {name: {"step": fact.spec.name, "arguments": fact.raw.decode()} for name, fact in asked.facts}
+    return Made(spec, spec.arguments.dumps((facts,), {}))
+
+
+class Asks(Protocol):
+    """Code of a run that asks: on the workflow's loop, in a coroutine elsewhere, or in a thread."""
+
+    execution: Execution
+
+    async def ask(self, request: Request) -> Said:
+        """Put this to people, and wait for what they say."""
+        ...
+
+    async def call(self, made: Made) -> Any:
+        """Call a step."""
+        ...
+
+    async def make(self, asked: Asked, grant: Grant) -> Any:
+        """Make the call that was approved, under its approval."""
+        ...
+
+    def spend(self, grant: Grant, call: str, *, lapsed: bool = False) -> None:
+        """The approval is used up, or has lapsed."""
+        ...
+
+    def now_us(self) -> int:
+        """The time of the last thing that the code was told, in microseconds since the epoch."""
+        ...
+
+
+class _OnLoop:
+    """Code of an async workflow."""
+
+    def __init__(self, execution: Execution) -> None:
+        self.execution = execution
+        self.spend = execution.spend
+
+    async def ask(self, request: Request) -> Said:
+        people = self.execution.ask_request(request, _PLAIN)
+        event, value = await people.future
+        return Said(event, value, people.expires_at)
+
+    async def call(self, made: Made) -> Any:
+        return await self.execution.ask_step(made.spec, *made.arguments())
+
+    async def make(self, asked: Asked, grant: Grant) -> Any:
+        execution, spec, (args, kwargs) = self.execution, asked.call.spec, asked.call.arguments()
+        if isinstance(spec, EffectSpec):
+            return await execution.ask_effect(spec, args, kwargs, asked.request.key, grant=grant)
+        if grant.is_late(execution.now_us):
+            self.spend(grant, spec.name, lapsed=True)
+            raise _too_late(grant, spec.name)
+        if isinstance(spec, StepSpec):
+            future = execution.ask_step(spec, args, kwargs)
+        else:
+            future = execution.ask_child(spec, args, kwargs).future
+        if future.ask is not None:
+            self.spend(grant, future.ask.label)
+        return await future
+
+    def now_us(self) -> int:
+        return self.execution.now_us
+
+
+class _Hosted:
+    """A coroutine of hosted code."""
+
+    def __init__(self, journal: Any) -> None:
+        self._journal = journal
+        self.execution = journal.live.execution
+
+    async def _wait(self, request: Any) -> Any:
+        return await self._journal.wait_async(request)
+
+    async def ask(self, request: Request) -> Said:
+        return Said(*await self._wait(self._journal.people.ask(request, _PLAIN)))
+
+    async def call(self, made: Made) -> Any:
+        return await self._wait(self._journal.call_of(made.spec, *made.arguments()))
+
+    async def make(self, asked: Asked, grant: Grant) -> Any:
+        """Its time is that of the answer."""
+        if not isinstance(asked.call.spec, EffectSpec) and grant.is_late(self.now_us()):
+            self.spend(grant, asked.name, lapsed=True)
+            raise _too_late(grant, asked.name)
+        return await self._wait(self._journal.call_of(asked.call.spec, *asked.call.arguments(), grant))
+
+    def spend(self, grant: Grant, call: str, *, lapsed: bool = False) -> None:
+        self._journal.steps.spend_at_once(grant, call, lapsed=lapsed)
+
+    def now_us(self) -> int:
+        return self._journal.now_us()  # type: ignore[no-any-return]
+
+
+class _Blocking(_Hosted):
+    """A thread of hosted code."""
+
+    async def _wait(self, request: Any) -> Any:
+        return self._journal.wait(request)
 
 
 @overload
@@ -136,21 +274,48 @@ class Said(NamedTuple):
     expires_at: int
 
 
-class Asked(NamedTuple):
-    """A call that is to be approved. Its arguments are kept as they were when it was asked for."""
+class Made(NamedTuple):
+    """A call with its arguments, kept as they were when it was given: it can be made any number of times."""
 
-    request: Request
     spec: Any
     raw: bytes
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """As they were, and nothing that came of them meanwhile."""
+        loaded: tuple[tuple[Any, ...], dict[str, Any]] = self.spec.arguments.loads(self.raw)
+        return loaded
+
+    async def read(self) -> str:
+        """What a step gives, as canonical JSON; within the body of another one."""
+        args, kwargs = self.arguments()
+        if self.spec.is_async:
+            value = await self.spec.function(*args, **kwargs)
+        else:
+            value = await asyncio.to_thread(self.spec.function, *args, **kwargs)
+        text: bytes = self.spec.result.dumps(value)
+        return text.decode()
+
+
+Facts = tuple[tuple[str, bytes], ...]
+"""What a decision rests on: names, and values as canonical JSON."""
+
+
+class Asked(NamedTuple):
+    """A call that is to be approved, and the calls of steps that read what that rests on."""
+
+    request: Request
+    call: Made
+    facts: tuple[tuple[str, Made], ...] = ()
 
     @property
     def name(self) -> str:
         return self.request.name
 
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What was approved, and nothing that came of it meanwhile."""
-        loaded: tuple[tuple[Any, ...], dict[str, Any]] = self.spec.arguments.loads(self.raw)
-        return loaded
+    def on(self, facts: Facts) -> Request:
+        """What is asked, given these facts."""
+        if not facts:
+            return self.request
+        return msgspec.structs.replace(self.request, facts=tuple((name, msgspec.Raw(value)) for name, value in facts))
 
     def grant(self, said: Said, execution: Execution) -> Grant:
         """What the call is made under. Rejected or ApprovalExpired if it is not to be made."""
@@ -162,17 +327,19 @@ class Asked(NamedTuple):
             raise Rejected(f"{self.name} was rejected by {by}{why}", event.by, event.why, event.role, approval)
         if event.choice != "approve":
             raise ApprovalExpired(f"nobody has approved {self.name} within {_told(request.within)}", approval)
-        return Grant(approval, self.raw, said.expires_at, request.recheck)
+        return Grant(approval, self.call.raw, said.expires_at, request.recheck)
 
 
 def approval_of(
-    call: Any, *, by: Approvers, quorum: int, within: timedelta | float | None, note: str, recheck: bool
-) -> Asked:
+    call: Any, *, by: Approvers, quorum: int, within: timedelta | float | None, note: str, recheck: bool,
+    premises: Mapping[str, Call[Any]] | None = None,
+) -> Asked:  # fmt: skip
     """What `with_approval` asks. UsageError for what cannot be asked, EncodeError for arguments that cannot be kept."""
     if not isinstance(call, Call):
         name = getattr(call, "name", "refund")
         raise UsageError(f"with_approval({call!r}): a call is wanted, as in with_approval({name}.call(...), by=...)")
-    return _approval_of(cast("Any", call), by, quorum, _within(within), _note(note), recheck)
+    asked = _approval_of(cast("Any", call), by, quorum, _within(within), _note(note), recheck)
+    return asked._replace(facts=_premises(premises))
 
 
 def _approval_of(call: Call[Any], by: Approvers, quorum: int, within: int, note: str, recheck: bool) -> Asked:
@@ -190,7 +357,23 @@ def _approval_of(call: Call[Any], by: Approvers, quorum: int, within: int, note:
         within=within, recheck=recheck, note=note,
         risk="high" if isinstance(spec, EffectSpec) and spec.stakes == "high" else "",
     )  # fmt: skip
-    return Asked(request, spec, raw)
+    return Asked(request, Made(spec, raw))
+
+
+def _premises(given: Any) -> tuple[tuple[str, Made], ...]:
+    by_name = mapping(given)
+    if by_name is None:
+        raise UsageError(f"premises={given!r}: names and calls of steps, as in {{'order': order_status.call(order)}}")
+    return tuple((recordable(name, what="premises"), _premise(name, call)) for name, call in by_name.items())
+
+
+def _premise(name: str, call: Any) -> Made:
+    made: Any = call
+    spec = made.of.spec if isinstance(call, Call) else None
+    if not isinstance(spec, StepSpec) or isinstance(spec, EffectSpec):
+        raise UsageError(f"premises: {name!r} is {call!r}, and has to be a call of a step that reads it")
+    args, kwargs = made.take()
+    return Made(spec, spec.arguments.dumps(args, kwargs))
 
 
 def question_of(
@@ -213,16 +396,7 @@ def answer_of(said: Said, request: Request, codec: ValueCodec) -> Any:
     return codec.loads(said.value)
 
 
-def approved_call(journal: Any, asked: Asked, said: Said) -> Any:
-    """For hosted code: the call that was approved, to be waited for. Its time is that of the answer."""
-    grant = asked.grant(said, journal.live.execution)
-    if not isinstance(asked.spec, EffectSpec) and grant.is_late(journal.now_us()):
-        journal.steps.has_lapsed(grant, asked.name)
-        raise too_late(grant, asked.name)
-    return journal.call_of(asked.spec, *asked.arguments(), grant)
-
-
-def too_late(grant: Grant, name: str) -> ApprovalExpired:
+def _too_late(grant: Grant, name: str) -> ApprovalExpired:
     return ApprovalExpired(f"the approval of {name} was given in time, and it is too late to begin", grant.id)
 
 

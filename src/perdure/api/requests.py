@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -46,8 +46,9 @@ class RequestSummary(msgspec.Struct, frozen=True):
     `hash` is what a decision has to name. `subject`: the name of the call, or the question; `arguments`: of the call,
     or what the question is about, as plain JSON; `key`: an effect's business key. `call`: the call that asks
     (`0/approve:refund#1`). `approvers`: who may decide now, everybody if nobody is named; `quorum`: how many have to
-    approve. `type`: what an answer is; `answers`: all there are, where they can be listed. `used_by`: the operation, or
-    the call, that has used an approval up. `risk`: `high` if the call cannot be taken back, or is declared so.
+    approve. `type`: what an answer is; `answers`: all there are, where they can be listed. `facts`: what the call rests
+    on, as it was when it was asked. `used_by`: the operation, or the call, that has used an approval up. `risk`: `high`
+    if the call cannot be taken back, or is declared so.
     """
 
     id: str
@@ -67,6 +68,7 @@ class RequestSummary(msgspec.Struct, frozen=True):
     recheck: bool
     type: str
     answers: tuple[Any, ...]
+    facts: Mapping[str, Any]
     said: tuple[Said, ...]
     asked_at: datetime
     updated_at: datetime
@@ -81,7 +83,8 @@ def summary_of(store: Store, row: ApprovalEntry) -> RequestSummary:
     return RequestSummary(
         row.approval_id, row.run_id, row.workflow, row.version, row.kind, str(row.status), row.subject,
         msgspec.json.decode(body.arguments), body.key, row.note, row.request_hash.hex(), row.label, row.approvers,
-        row.quorum, row.recheck, body.type, tuple(map(msgspec.json.decode, body.choices)), said, when(row.asked_at),
+        row.quorum, row.recheck, body.type, tuple(map(msgspec.json.decode, body.choices)),
+        {name: msgspec.json.decode(value) for name, value in body.facts}, said, when(row.asked_at),
         when(row.updated_at), when(row.expires_at) if row.expires_at else None, row.used_by, body.risk,
     )  # fmt: skip
 

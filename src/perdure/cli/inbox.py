@@ -104,6 +104,8 @@ def _asked(it: RequestSummary) -> Iterator[tuple[str, str]]:
     else:
         yield "about", short(json_text(it.arguments))
         yield "answer", it.type + (f", one of {', '.join(map(json_text, it.answers))}" if it.answers else "")
+    for name, value in it.facts.items():
+        yield "rests on", f"{name}: {short(json_text(value))}"
     yield "decided by", (", ".join(it.approvers) or "anybody") + (f"; {it.quorum} persons" if it.quorum > 1 else "")
     for said in it.said:
         to, why = f" to {said.to}" if said.to else "", f": {said.comment}" if said.comment else ""

@@ -21,7 +21,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     key. `type`: what an answer is, in words; `choices`: the answers there are, where they can be listed.
     `approvers`: who may decide, persons or roles; nobody named means everybody. `quorum`: how many different persons
     have to approve. `within`: microseconds from asking, 0 for ever. `risk`: `high` if the call is an effect that is
-    irreversible, or declared to be of high risk.
+    irreversible, or declared to be of high risk. `facts`: what an approval rests on, by name, as it was when people
+    were asked.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     recheck: bool = True
     note: str = ""
     risk: str = ""
+    facts: tuple[tuple[str, msgspec.Raw], ...] = ()
 
     def encoded(self) -> bytes:
         """The body as it is stored: one text for one request."""

@@ -166,18 +166,27 @@ class Overdue(NamedTuple):
     ask: RequestAsk
 
 
+CHECK_AGE_MAX_MICROSECONDS = 5_000_000
+"""What a check has found is good for so long."""
+
+
 class Grant(NamedTuple):
     """An approval that a call is made under. `arguments`: what was approved, canonical. If `recheck`, the call has to
-    begin before `expires_at`."""
+    begin before `expires_at`. `checked_at`: when the facts that it rests on were read last; 0: it rests on none."""
 
     id: str
     arguments: bytes
     expires_at: int = 0
     recheck: bool = True
+    checked_at: int = 0
 
     def is_late(self, now: int) -> bool:
         """Whether the call may not begin any more."""
         return self.recheck and 0 < self.expires_at <= now
+
+    def is_outdated(self, now: int) -> bool:
+        """Whether the facts have to be read once more before an effect is sent."""
+        return 0 < self.checked_at < now - CHECK_AGE_MAX_MICROSECONDS
 
 
 CONFIRM_UNDO, UNDO_FAILED, NO_UNDO = "saga:confirm", "saga:failed", "saga:stands"

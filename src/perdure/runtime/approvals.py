@@ -34,7 +34,7 @@ from perdure.decisions import (
 from perdure.decisions.deciding import decode_decision, encode_decision
 from perdure.decisions.entry import BODY_IN_ROW_BYTES_MAX
 from perdure.engine.calls import Grant, Key, RequestAsk
-from perdure.errors import ApprovalExpired, AuthorityUnreadableError, PerdureBug, PerdureError
+from perdure.errors import ApprovalExpired, AuthorityUnreadableError, CheckTooOld, PerdureBug, PerdureError
 from perdure.history import events as e
 from perdure.runtime import mail
 from perdure.runtime.live import Entry, LiveRun
@@ -263,6 +263,8 @@ class Approvals:
             flight.approval = row.moved(Happening.LAPSED, now=now)
             told = "; ".join(refused.told for _, refused in lost)
             return ApprovalExpired(f"{flight.ask.label}: the approval {grant.id} is stale, ask again: {told}", grant.id)
+        if grant.is_outdated(now):
+            return CheckTooOld(f"{flight.ask.label}: what its approval rests on is to be read again")
         flight.approval = row.used(operation, now=now)
         return None
 

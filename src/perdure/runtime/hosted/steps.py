@@ -76,9 +76,9 @@ class HostedSteps:
         ask.is_recorded = request.record is not None
         return ask
 
-    def has_lapsed(self, grant: Grant, name: str) -> None:
-        """A call that was approved is not made: it is too late for it."""
-        self._journal.at_once(lambda: self._turns.approvals.spend(self._live, grant, name, lapsed=True))
+    def spend_at_once(self, grant: Grant, call: str, *, lapsed: bool = False) -> None:
+        """An approval is used up, or has lapsed: from wherever the code runs."""
+        self._journal.at_once(lambda: self._turns.approvals.spend(self._live, grant, call, lapsed=lapsed))
 
     def spend(self, grant: Grant | None, call: str) -> None:
         """What was approved begins: its approval is used up."""
