@@ -326,8 +326,9 @@ def test_the_package_says_that_it_is_typed() -> None:
 
 
 HEAVY = [
-    "cryptography", "fractions", "http", "httpx", "json", "multiprocessing", "pathlib", "pydantic", "rich", "sqlite3",
-    "typer", "unittest", "urllib.request", "zoneinfo",
+    "cryptography", "fractions", "http", "httpx", "json", "multiprocessing", "pathlib", "pydantic", "random", "rich",
+    "sqlite3", "typer", "unittest", "urllib.request", "zoneinfo", "perdure.engine.execution", "perdure.engine.sagas",
+    "perdure.runtime.host", "perdure.runtime.performer", "perdure.runtime.turn",
 ]  # fmt: skip
 
 

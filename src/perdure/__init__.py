@@ -66,7 +66,7 @@ from perdure.errors import (
 )
 from perdure.http.retries import single_retry_owner
 from perdure.runtime.operation import Operation
-from perdure.runtime.relay import OutboxMessage
+from perdure.runtime.outbox import OutboxMessage
 from perdure.specs import CanLookUp, Found, Idempotent, NoGuarantee, NotFound, Retry, Unsure
 from perdure.store.protocol import Status
 

@@ -30,6 +30,9 @@ DEFAULT_FACTOR = 2.0
 DEFAULT_MAX_DELAY_SECONDS = 60.0
 DEFAULT_JITTER = 0.1
 
+SECONDS_MAX = 100 * 366 * 86_400
+"""No timer, delay or lease is longer: 100 years."""
+
 
 def seconds(duration: timedelta | float, *, what: str) -> float:
     """A duration in seconds. DeclarationError if it is negative, not finite, or no duration at all.

@@ -11,7 +11,7 @@ import perdure
 from perdure.api import inbox, requests, settings, workflow
 from perdure.engine import claims, loop
 from perdure.runtime import lease, sections, turn
-from perdure.runtime.host import Options
+from perdure.runtime.options import Options
 from perdure.specs import DEFAULT_TIMEOUT_SECONDS, Retry
 from perdure.store import BUSY_SECONDS
 

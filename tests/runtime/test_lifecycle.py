@@ -17,7 +17,7 @@ from tests.runtime.hosting import eventually, host_of, is_in_memory, on_one_stor
 
 import perdure
 from perdure import Retry, Run, Runtime, Status, UsageError, Worker, step, workflow
-from perdure.runtime import load
+from perdure.runtime.beginnings import new_run
 from perdure.store.memory import MemoryStore
 from perdure.testing.clock import FakeClock
 
@@ -471,6 +471,6 @@ def test_ten_thousand_parked_runs_cost_nothing() -> None:
 def fill(store: MemoryStore, runs: int) -> None:
     """So many runs that wait for a message."""
     now = time.time_ns() // 1_000
-    new = (load.new_run(waits.spec, f"parked-{n}", b"{}", now=now) for n in range(runs))
+    new = (new_run(waits.spec, f"parked-{n}", b"{}", now=now) for n in range(runs))
     for run in new:
         store.commit([run._replace(due_at=None)])

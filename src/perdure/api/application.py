@@ -14,8 +14,9 @@ from perdure.api.workflow import AnyWorkflow
 from perdure.audit.doctor import Application, Replayed, read_files
 from perdure.engine import exact
 from perdure.errors import StoreError
-from perdure.runtime.host import UNFINISHED, catalog_of, every_run
+from perdure.runtime.host import UNFINISHED, every_run
 from perdure.runtime.load import rebuild
+from perdure.runtime.options import catalog_of
 from perdure.specs import EffectSpec, StepSpec, WorkflowSpec
 from perdure.store.protocol import Claim, Filter, RunInfo, Store
 

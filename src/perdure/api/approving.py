@@ -9,7 +9,7 @@ import inspect
 import typing
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, overload
 
 import msgspec
 
@@ -19,12 +19,14 @@ from perdure.clock import MICROSECONDS
 from perdure.codec import ValueCodec, arguments_codec_for, codec_for, describe
 from perdure.decisions import Request, approval_id, identity
 from perdure.engine.calls import Grant
-from perdure.engine.execution import SECONDS_MAX, Execution
 from perdure.errors import ApprovalExpired, CheckTooOld, PerdureBug, Rejected, UsageError
-from perdure.history import events as e
 from perdure.ledger.operations import business_key_of
-from perdure.specs import EffectSpec, StepSpec, is_whole, mapping, recordable, several
+from perdure.specs import SECONDS_MAX, EffectSpec, StepSpec, is_whole, mapping, recordable, several
 from perdure.specs import seconds as _seconds
+
+if TYPE_CHECKING:
+    from perdure.engine.execution import Execution
+    from perdure.history import events as e
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from asyncio import events as asyncio_events
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from perdure.engine.execution import Execution
 from perdure.engine.loop import DeterministicLoop
 from perdure.errors import UsageError
 from perdure.runtime.attempt import ATTEMPT, JOURNAL
+
+if TYPE_CHECKING:
+    from perdure.engine.execution import Execution
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -22,7 +22,6 @@ from perdure.clock import Clock, SystemClock, when
 from perdure.codec import ValueCodec, codec_for, load_exception, unpack
 from perdure.decisions import Authority
 from perdure.decisions.authority import Roles, authority_of
-from perdure.engine.execution import SECONDS_MAX
 from perdure.errors import (
     OperationNotInDoubt,
     PerdureBug,
@@ -34,11 +33,11 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.history import events as e
-from perdure.runtime import load, mail
+from perdure.runtime import mail
 from perdure.runtime.attempt import ATTEMPT, JOURNAL
-from perdure.runtime.live import Standstill
-from perdure.runtime.unattended import end_by_force, refuse_with_open_effects
-from perdure.specs import WorkflowSpec, is_whole, mapping, members, recordable, seconds
+from perdure.runtime.beginnings import new_run
+from perdure.runtime.standstill import Standstill
+from perdure.specs import SECONDS_MAX, WorkflowSpec, is_whole, mapping, members, recordable, seconds
 from perdure.store.protocol import (
     ApprovalFilter,
     Done,
@@ -207,6 +206,8 @@ class Run(Generic[RESULT]):
         The workflow sees asyncio.CancelledError at its next await and may clean up. `force` ends it without running any
         more of its code: at once if no worker has it just now, also where no worker knows its workflow. OperationOpen,
         and nothing is ended, while an effect of it may have happened: settle that first."""
+        from perdure.runtime.unattended import refuse_with_open_effects
+
         try:
             if force:
                 await self._client._read(lambda: refuse_with_open_effects(self._client._store, self._find()))
@@ -220,6 +221,8 @@ class Run(Generic[RESULT]):
         return "requested"
 
     def _end_by_force(self) -> bool:
+        from perdure.runtime.unattended import end_by_force
+
         now = self._client._clock.now()
         return end_by_force(self._client._store, self.id, retry_after=RETRY_AFTER_DEATH_SECONDS, now=now)
 
@@ -441,7 +444,7 @@ class Client:
         raw = spec.arguments.dumps(call.args, call.kwargs)
         now = self._clock.now()
         due = now + round(_delay_seconds(delay) * 1_000_000)
-        new = load.new_run(
+        new = new_run(
             spec, _checked_id(id), raw, now=now, tags=checked_tags(tags),
             owner=None if delay else self._owner(spec), due_at=due,
         )  # fmt: skip

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from datetime import timedelta
 from functools import partial
-from typing import Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 
@@ -14,14 +14,11 @@ from perdure.api.calls import Call, DurableFunction, execution_here, same_signat
 from perdure.api.declaration import check_step
 from perdure.codec import arguments_codec_for
 from perdure.codec.resolving import resolved_hints
-from perdure.engine.execution import Execution
 from perdure.errors import DeclarationError, NotDurableError, UsageError
 from perdure.ledger.operations import business_key_of
 from perdure.runtime.attempt import ATTEMPT, JOURNAL
-from perdure.runtime.effects import EffectFlight
 from perdure.runtime.operation import Operation
-from perdure.runtime.relay import Outbox
-from perdure.runtime.transactions import Transaction
+from perdure.runtime.outbox import Outbox
 from perdure.specs import (
     DEFAULT_TIMEOUT_SECONDS,
     CanLookUp,
@@ -36,6 +33,10 @@ from perdure.specs import (
     Unsure,
     seconds,
 )
+
+if TYPE_CHECKING:
+    from perdure.engine.execution import Execution
+    from perdure.runtime.transactions import Transaction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -342,6 +343,9 @@ def operation() -> Operation:
     """The operation that the running effect is about: `perdure.operation().id` is the idempotency key to send.
 
     UsageError outside the body of an effect."""
+    from perdure.runtime.effects import EffectFlight
+    from perdure.runtime.transactions import Transaction
+
     running = ATTEMPT.get()
     if isinstance(running, Transaction):
         return running.operation
@@ -357,10 +361,7 @@ def transaction() -> Any:
     the body's to end, and the store's own tables are not its to change.
 
     UsageError elsewhere, and where the store is no database."""
-    running = ATTEMPT.get()
-    connection = running.connection if isinstance(running, Transaction) else None
-    if not isinstance(running, Transaction):
-        raise UsageError("perdure.transaction() belongs inside the body of an effect with transactional=True")
+    connection = _transaction_here("transaction").connection
     if connection is None:
         raise UsageError("this store is no database: transactional effects need SQLite")
     return connection
@@ -370,7 +371,13 @@ def outbox() -> Outbox:
     """The outbox, in the body of a transactional effect: `perdure.outbox().send("emails", {...}, key=order)`.
 
     UsageError elsewhere."""
+    return Outbox(_transaction_here("outbox").post)
+
+
+def _transaction_here(what: str) -> Transaction:
+    from perdure.runtime.transactions import Transaction
+
     running = ATTEMPT.get()
     if not isinstance(running, Transaction):
-        raise UsageError("perdure.outbox() belongs inside the body of an effect with transactional=True")
-    return Outbox(running.post)
+        raise UsageError(f"perdure.{what}() belongs inside the body of an effect with transactional=True")
+    return running

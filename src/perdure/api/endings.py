@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from perdure.errors import StoreError
-from perdure.runtime.live import Standstill
+from perdure.runtime.standstill import Standstill
 from perdure.store.protocol import Status, Store
 
 log = logging.getLogger("perdure")

@@ -10,23 +10,22 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import random as _random
 import uuid as _uuid
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
 
 from perdure.api.calls import Call, execution_here
 from perdure.codec import arguments_codec_for, codec_for
-from perdure.engine.execution import Execution
+from perdure.engine.calls import ChildCall
 from perdure.engine.randomness import as_number, as_uuid
-from perdure.engine.sagas import Saga, WorkflowSaga, open_here
 from perdure.errors import UsageError
-from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, Attempt
-from perdure.runtime.hosted.request import ChildCall
-from perdure.runtime.hosted.undoing import HostedSaga
-from perdure.runtime.performer import current_attempt
+from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, Attempt, current_attempt
 from perdure.specs import OnCancel, WorkflowSpec, recordable, seconds
+
+if TYPE_CHECKING:
+    from perdure.engine.execution import Execution
+    from perdure.engine.sagas import Saga
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -61,7 +60,9 @@ def random() -> float:
     journal = _journal()
     if journal is not None:
         return as_number(journal.random_bytes())
-    return _random.random()
+    import random as stock  # here alone: its import seeds two generators
+
+    return stock.random()
 
 
 def uuid4() -> _uuid.UUID:
@@ -205,13 +206,21 @@ def saga() -> Saga:
 
     In a `def` workflow it is `with perdure.saga():`. UsageError outside a run."""
     journal = _journal()
-    return WorkflowSaga(_execution("saga")) if journal is None else HostedSaga(journal)
+    if journal is not None:
+        from perdure.runtime.hosted.undoing import HostedSaga
+
+        return HostedSaga(journal)
+    from perdure.engine.sagas import WorkflowSaga
+
+    return WorkflowSaga(_execution("saga"))
 
 
 def pivot() -> None:
     """The point of no return: nothing that was done before it in this saga, or in those around it, is undone any more.
 
     UsageError outside a saga."""
+    from perdure.engine.sagas import open_here
+
     if _journal() is None:
         _execution("pivot")
     here = open_here("perdure.pivot()")

@@ -8,20 +8,21 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from perdure.api.calls import Call
 from perdure.api.client import Client, Run, refuse_in_workflow_code
 from perdure.clock import Clock
 from perdure.decisions import Authority
 from perdure.decisions.authority import Roles
-from perdure.engine.execution import SECONDS_MAX
 from perdure.errors import StoreError, UsageError
-from perdure.runtime.agreeing import look_at_ledger
-from perdure.runtime.host import Host, Options, catalog_of
-from perdure.runtime.relay import Handler
-from perdure.specs import WorkflowSpec, is_whole, mapping, seconds
+from perdure.runtime.options import Options, catalog_of
+from perdure.specs import SECONDS_MAX, WorkflowSpec, is_whole, mapping, seconds
 from perdure.store.protocol import NewRun, Outcome, RunInfo, Store, Write
+
+if TYPE_CHECKING:
+    from perdure.runtime.host import Host
+    from perdure.runtime.outbox import Handler
 
 log = logging.getLogger("perdure")
 
@@ -90,6 +91,9 @@ class Runtime(Client):
         self.unfinished: list[str] = []
 
     async def __aenter__(self) -> Self:
+        from perdure.runtime.agreeing import look_at_ledger
+        from perdure.runtime.host import Host  # half of perdure, for those who execute
+
         await super().__aenter__()
         if self._options.guard:
             self._lint()

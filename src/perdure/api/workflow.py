@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from perdure.api.calls import Call, DurableFunction, same_signature
 from perdure.api.declaration import (
@@ -17,7 +17,6 @@ from perdure.api.declaration import (
     texts,
 )
 from perdure.codec import arguments_codec_for, codec_for
-from perdure.engine.execution import Execution
 from perdure.errors import DeclarationError
 from perdure.runtime.attempt import JOURNAL
 from perdure.specs import (
@@ -31,6 +30,9 @@ from perdure.specs import (
     seconds,
     several,
 )
+
+if TYPE_CHECKING:
+    from perdure.engine.execution import Execution
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -12,6 +12,7 @@ import typer
 
 from perdure.api.settings import store_url
 from perdure.cli.exits import CommandError, ExitCode
+from perdure.specs import SECONDS_MAX
 from perdure.store import Store, open_store
 
 StoreOption = Annotated[
@@ -76,7 +77,6 @@ def tags_from(given: Sequence[str] | None) -> dict[str, str]:
 
 
 SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
-SECONDS_MAX = 100 * 366 * 86_400
 
 
 def seconds_from(text: str, *, option: str) -> float:

@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 Key = tuple[str, int]
 
 
+def section_of(key: Key) -> str:
+    """Under which name the calls of a section stand in the history.
+
+    >>> section_of(("0", 3))
+    '0:3'
+    """
+    return f"{key[0]}:{key[1]}"
+
+
 class CallFuture(LoopFuture):
     """The future of a durable call. Cancelling it is itself something that the engine has to know."""
 
@@ -92,6 +101,16 @@ class ChildAsk(Ask):
     input: bytes
     packed: Packed
     run_id: str
+    on_cancel: str
+
+
+class ChildCall(msgspec.Struct, frozen=True):
+    """A child run to be started."""
+
+    spec: WorkflowSpec
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    run_id: str | None
     on_cancel: str
 
 

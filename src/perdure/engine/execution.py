@@ -52,7 +52,7 @@ from perdure.engine.randomness import Randomness
 from perdure.engine.sagas import Undoing, WorkflowSaga, refuse_next_chapter, workflow_saga_here
 from perdure.errors import DecodeError, FencedError, GuardError, StepError, UnknownNameError, UsageError
 from perdure.history import events as e
-from perdure.specs import EffectSpec, StepSpec, WorkflowSpec, recordable
+from perdure.specs import SECONDS_MAX, EffectSpec, StepSpec, WorkflowSpec, recordable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,7 +63,6 @@ NO_THREADS = (
     "perdure.section()"
 )
 NO_KEY: Key = ("", -1)
-SECONDS_MAX = 100 * 366 * 86_400
 
 
 class Execution:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from perdure.engine.calls import QUESTIONS, Attempts, Key, Recorded
+from perdure.engine.calls import QUESTIONS, Attempts, Key, Recorded, section_of
 from perdure.history import events as e
 from perdure.ledger import EffectState, Look
 
@@ -189,15 +189,6 @@ class Known(msgspec.Struct, gc=False):
                 self.effects[event.key] = _further(self.effects[event.key], event, at)
             case _:
                 pass
-
-
-def section_of(key: Key) -> str:
-    """Under which name the calls of a section stand in the history.
-
-    >>> section_of(("0", 3))
-    '0:3'
-    """
-    return f"{key[0]}:{key[1]}"
 
 
 MOVES_EFFECTS = frozenset({"run.taken_over", "run.unblocked"})

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from perdure.clock import MICROSECONDS
+from perdure.errors import UsageError
 from perdure.http.sender import Requests
 
 
@@ -86,3 +87,11 @@ JOURNAL: ContextVar[Any] = ContextVar("perdure_journal", default=None)
 
 LANE: ContextVar[str] = ContextVar("perdure_lane", default="main")
 """Which lane of its section foreign code is in, where an adapter says so."""
+
+
+def current_attempt() -> Attempt:
+    """The attempt whose body is running. UsageError elsewhere."""
+    running = ATTEMPT.get()
+    if running is None:
+        raise UsageError("this belongs inside the body of a step")
+    return running.attempt()

@@ -12,7 +12,8 @@ from perdure.codec import Memo, dump_exception, pack
 from perdure.engine.calls import ChildAsk, SectionAsk
 from perdure.errors import RunConflictError, StoreError
 from perdure.history import events as e
-from perdure.runtime import load, mail
+from perdure.runtime import mail
+from perdure.runtime.beginnings import new_run
 from perdure.runtime.live import Entry, LiveRun
 from perdure.store.protocol import FIRST_EPOCH, Exists, NewRun, RunInfo, Watch
 
@@ -36,7 +37,7 @@ class Children:
             return
         now = max(self._turns.clock.now(), live.last_at)
         is_ours = ask.spec.key in self._turns.catalog and not self._turns.is_stopping
-        new = load.new_run(
+        new = new_run(
             ask.spec, ask.run_id, ask.input, now=now, parent=live.run_id, owner=self._turns.worker if is_ours else None
         )
         live.new_runs += (new,)

@@ -14,7 +14,9 @@ from perdure.engine.chapters import Completed, Failed, NextChapter, WasCancelled
 from perdure.errors import PerdureBug
 from perdure.history import events as e
 from perdure.runtime import load, mail
-from perdure.runtime.live import CHAPTER_TO_BE_PLACED, NO_CALLS, LiveRun, Standstill
+from perdure.runtime.beginnings import manifest
+from perdure.runtime.live import CHAPTER_TO_BE_PLACED, NO_CALLS, LiveRun
+from perdure.runtime.standstill import Standstill
 from perdure.store.protocol import Change, Status
 
 if TYPE_CHECKING:
@@ -108,7 +110,7 @@ class Ends:
         left_over = execution.mailbox.carried()
         packed, carried = pack(ending.input, execution.memo), pack(left_over, execution.memo)
         seed = load.next_seed(execution.beginning.seed, chapter)
-        event = e.ChapterStarted(chapter, seed, load.manifest(execution.spec), packed.digest, carried.digest)
+        event = e.ChapterStarted(chapter, seed, manifest(execution.spec), packed.digest, carried.digest)
         self._turns.approvals.carry_early(live)
         live.record(event, input=packed, output=carried)
         if cancel is not None:

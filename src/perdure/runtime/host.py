@@ -12,23 +12,20 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from perdure.clock import MICROSECONDS, Alarm, Clock
-from perdure.decisions import Authority
 from perdure.engine import exact
 from perdure.errors import StoreError
 from perdure.runtime.lease import Lease
 from perdure.runtime.live import LiveRun
-from perdure.runtime.relay import Handler, Relay
+from perdure.runtime.options import Options, catalog_of
+from perdure.runtime.relay import Relay
 from perdure.runtime.silence import Silence
 from perdure.runtime.turn import Turns
 from perdure.runtime.writer import Writer
 from perdure.specs import WorkflowSpec
 from perdure.store.protocol import FINAL, Filter, NewRun, RunInfo, Status, Store
-from perdure.store.rules import RETRY_AFTER_DEATH_SECONDS
 
 log = logging.getLogger("perdure")
 
@@ -40,38 +37,6 @@ OWN_BEFORE_SWEEP = 100
 SHUTDOWN_SECONDS_MAX = 1.5
 LOOK_SECONDS = 0.005
 NAMED_MAX = 10
-
-
-class Options(msgspec.Struct, frozen=True):
-    """How a worker behaves. Seconds are real time. `lease` and `stopwatch` are the machine's; a simulation has its own.
-
-    `drive`, if given, drives each turn: it calls what it is given."""
-
-    lease_seconds: float = 10.0
-    evict_after_seconds: float = 1.0
-    grace_seconds: float = 30.0
-    runs_max: int = 1_000
-    steps_max: int = 1_000
-    threads_max: int = 32
-    retry_after_death_seconds: tuple[float, ...] = RETRY_AFTER_DEATH_SECONDS
-    adopt: Literal["all", "own", "none"] = "all"
-    outbox: Mapping[str, Handler] = msgspec.field(default_factory=dict[str, Handler])
-    provided: Mapping[type, Any] = msgspec.field(default_factory=dict[type, Any])
-    authority: Authority | None = None
-    compare_all_inputs: bool = False
-    guard: bool = False
-    drive: Callable[[LiveRun, Callable[[], None]], None] | None = None
-    lease: Callable[..., Lease] = Lease
-    stopwatch: Callable[[], float] = time.monotonic
-
-
-def catalog_of(workflows: Mapping[tuple[str, int], WorkflowSpec]) -> dict[tuple[str, int], WorkflowSpec]:
-    """The workflows by name and version, with the older versions that a newer one claims to replay."""
-    catalog = dict(workflows)
-    for spec in workflows.values():
-        for version in spec.replays:
-            catalog.setdefault((spec.name, version), spec)
-    return catalog
 
 
 UNFINISHED = frozenset(Status) - FINAL
@@ -127,7 +92,8 @@ class Host:
         self.turns.on_trouble = self.be_unsure
         if options.adopt != "all":
             self.turns.on_child = self._own_child
-        self.lease = options.lease(
+        make_lease: Callable[..., Lease] = options.lease or Lease
+        self.lease = make_lease(
             self.worker, store, options.lease_seconds, driving=lambda: self.turns.driving,
             on_lost=lambda: self._loop.call_soon_threadsafe(self._lost_everything), now=clock.now,
             monotonic=options.stopwatch,

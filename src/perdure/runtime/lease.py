@@ -38,7 +38,7 @@ class Lease:
         lease_seconds: float,
         *,
         driving: Callable[[], tuple[LiveRun, float] | None],
-        on_lost: Callable[[], None],
+        on_lost: Callable[[], object],
         now: Callable[[], int],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -14,7 +14,7 @@ from perdure.engine.calls import Ask, Command, Key, WaitingSet
 from perdure.engine.execution import Execution
 from perdure.history import events as e
 from perdure.history.chain import link
-from perdure.store.protocol import Append, Blob, Change, Letter, NewRun, Post, Row, RunInfo, Status, Watch
+from perdure.store.protocol import Append, Blob, Change, Letter, NewRun, Post, Row, RunInfo, Watch
 
 if TYPE_CHECKING:
     from perdure.clock import Alarm
@@ -47,15 +47,6 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     ledger: LedgerEntry | None = None
     undone: LedgerEntry | None = None
     approval: ApprovalEntry | None = None
-
-
-class Standstill(msgspec.Struct, frozen=True):
-    """How a run came to a stop, for those who wait for it. `raw`: the result, or the exception, canonical."""
-
-    status: Status
-    reason: str = ""
-    hint: str = ""
-    raw: bytes | None = None
 
 
 Delivery = tuple[e.Event, int, "bytes | None"]

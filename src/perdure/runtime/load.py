@@ -1,18 +1,14 @@
-"""From rows to a run in memory: decode, replay, and be ready to go on. And the first rows of a new run."""
+"""From rows to a run in memory: decode, replay, and be ready to go on."""
 
 from __future__ import annotations
 
-import functools
-import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from contextvars import ContextVar
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 
-from perdure.codec import Memo, Packed, pack, unpack
+from perdure.codec import Memo, unpack
 from perdure.codec.packing import QUOTABLE_MAX, QUOTED_MIN
 from perdure.engine.calls import Key, WaitingSet
 from perdure.engine.chapters import Beginning
@@ -20,56 +16,13 @@ from perdure.engine.execution import Execution
 from perdure.engine.known import Known
 from perdure.errors import HistoryCorruptError
 from perdure.history import events as e
-from perdure.history.chain import GENESIS, link
+from perdure.runtime.beginnings import manifest
 from perdure.runtime.live import LiveRun
 from perdure.specs import WorkflowSpec
-from perdure.store.protocol import Claim, NewRun, Row, RunInfo, Status, Store, Stored
-
-CHECKPOINT_SCHEMA_VERSION = 1
+from perdure.store.protocol import Claim, NewRun, RunInfo, Status, Store, Stored
 
 _decode_waiting = msgspec.json.Decoder(WaitingSet).decode
 _decode_carried = msgspec.json.Decoder(tuple[tuple[str, str], ...]).decode
-
-
-def manifest(spec: WorkflowSpec) -> dict[str, Any]:
-    """What a run was started under."""
-    return {
-        "workflow_name": spec.name,
-        "workflow_version": spec.version,
-        "checkpoint_schema_version": CHECKPOINT_SCHEMA_VERSION,
-        **_versions(),
-    }
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
-    from perdure import __version__
-
-    return {"perdure": __version__, "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
-
-
-def _any_seed(run_id: str) -> int:
-    return int.from_bytes(os.urandom(7), "big")
-
-
-SEED_OF: ContextVar[Callable[[str], int]] = ContextVar("perdure_seed_of", default=_any_seed)
-"""What the random numbers of a new run derive from, given its id. A drill does the same run many times over."""
-
-
-def new_run(
-    spec: WorkflowSpec, run_id: str, input_raw: bytes, *, now: int, parent: str | None = None, owner: str | None = None,
-    tags: Mapping[str, str] | None = None, due_at: int | None = None,
-) -> NewRun:  # fmt: skip
-    """The rows that a run begins with."""
-    packed = pack(input_raw, Memo())
-    started = e.RunStarted(spec.name, spec.version, SEED_OF.get()(run_id), manifest(spec), packed.digest, parent)
-    envelope = e.encode(started)
-    row = Row(0, now, e.kind(started), envelope, packed.inline, None, link(GENESIS, 0, now, envelope))
-    return NewRun(
-        id=os.urandom(16), run_id=run_id, workflow=spec.name, version=spec.version, input_digest=packed.digest,
-        created_at=now, rows=(row,), blobs=packed.blobs, tags=dict(tags or {}), parent_run_id=parent, owner=owner,
-        due_at=None if owner else (due_at if due_at is not None else now),
-    )  # fmt: skip
 
 
 def fresh(
@@ -251,5 +204,3 @@ def _note_parking(live: LiveRun, events: Iterable[e.Event]) -> None:
 
 
 _ABOUT_PARKING = frozenset({e.RunPaused, e.RunResumed, e.RunBlocked, e.RunUnblocked})
-
-__all__ = ["Packed", "Past", "fresh", "manifest", "new_run", "next_execution", "next_seed", "rebuild"]

@@ -10,8 +10,7 @@ import msgspec
 
 from perdure.codec import dump_exception, pack
 from perdure.decisions import refusal_of
-from perdure.engine.calls import QUESTIONS, Ask, Key, StepAsk, UnreadAsk
-from perdure.engine.known import section_of
+from perdure.engine.calls import QUESTIONS, Ask, Key, StepAsk, UnreadAsk, section_of
 from perdure.errors import RunCancelledError, StepError
 from perdure.history import events as e
 from perdure.store.protocol import Letter, Mail, Status

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from perdure.history import events as e
 from perdure.runtime import mail
-from perdure.runtime.live import LiveRun, Standstill
+from perdure.runtime.live import LiveRun
 from perdure.runtime.performer import Flight
+from perdure.runtime.standstill import Standstill
 from perdure.store.protocol import Change, Status, Wakes
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from perdure.clock import MICROSECONDS, Alarm, Clock, when
 from perdure.codec import codec_for, dump_exception, pack
 from perdure.codec.exceptions import message_of
 from perdure.engine.calls import NO_ATTEMPTS, Attempts, StepAsk
-from perdure.errors import EncodeError, StepTimeoutError, UsageError
+from perdure.errors import EncodeError, StepTimeoutError
 from perdure.history import events as e
 from perdure.http.classify import classify
 from perdure.http.sender import SENDER
-from perdure.runtime.attempt import ATTEMPT, JOURNAL, WHICH, Attempt, Outgoing
+from perdure.runtime.attempt import ATTEMPT, WHICH, Attempt, Outgoing
 from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.retrying import Again, next_attempt
 from perdure.runtime.threads import DaemonThreads
@@ -552,14 +552,3 @@ def _called(
         return function(*args, **kwargs)
     except StopIteration as error:
         raise RuntimeError("the step raised StopIteration") from error
-
-
-def current_attempt() -> Attempt:
-    """The attempt whose body is running. UsageError elsewhere."""
-    running = ATTEMPT.get()
-    if running is None:
-        raise UsageError("this belongs inside the body of a step")
-    return running.attempt()
-
-
-__all__ = ["ATTEMPT", "JOURNAL", "Flight", "Performer", "current_attempt"]

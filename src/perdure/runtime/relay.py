@@ -10,17 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Mapping
 from typing import Any
-
-import msgspec
 
 from perdure.clock import MICROSECONDS, Alarm, Clock, when
 from perdure.codec import codec_for
 from perdure.codec.exceptions import message_of
 from perdure.errors import StoreError
 from perdure.http.classify import classify
+from perdure.runtime.outbox import Handler, OutboxMessage
 from perdure.runtime.performer import Performer
 from perdure.runtime.retrying import Again, next_attempt
 from perdure.specs import Retry
@@ -34,23 +32,6 @@ NOTING_SECONDS = 30.0
 AT_ONCE_MAX = 32
 LOOK_SECONDS = 1.0
 _PLAIN = codec_for(Any)
-
-
-class OutboxMessage(msgspec.Struct, frozen=True):
-    """A message as its handler gets it. `id` is the same in every delivery: pass it on as the idempotency key.
-
-    `payload` is what was posted, as plain JSON values; `attempt` counts deliveries from 1.
-    """
-
-    id: str
-    topic: str
-    key: str
-    payload: Any
-    attempt: int
-    posted_at: datetime
-
-
-Handler = Callable[[OutboxMessage], Any]
 
 
 class Relay:
@@ -146,17 +127,3 @@ class Relay:
             delivery.cancel()
         if self._deliveries:  # of nothing, and on no running loop, gather() makes a loop that nobody closes
             await asyncio.gather(*self._deliveries, return_exceptions=True)
-
-
-class Outbox:
-    """What `perdure.outbox()` gives, inside a transactional effect."""
-
-    def __init__(self, post: Callable[[str, str, bytes], None]) -> None:
-        self._post = post
-
-    def send(self, topic: str, payload: Any, *, key: str = "") -> None:
-        """Have a message delivered to the handler of `topic`, once this transaction is committed; never if it is not.
-
-        Messages with the same topic and key are delivered in order, one after the other. EncodeError for a payload that
-        cannot be recorded."""
-        self._post(topic, key, _PLAIN.dumps(payload))

@@ -16,9 +16,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from perdure.codec import dump_exception, pack
-from perdure.engine.calls import EffectAsk, Key, SectionAsk
+from perdure.engine.calls import EffectAsk, Key, SectionAsk, section_of
 from perdure.engine.chapters import ContinueAsNew
-from perdure.engine.known import section_of
 from perdure.history import events as e
 from perdure.runtime import inherit
 from perdure.runtime.attempt import JOURNAL

@@ -37,9 +37,9 @@ from perdure.engine.calls import (
     RequestAsk,
     SectionAsk,
     StepAsk,
+    section_of,
 )
 from perdure.engine.execution import Execution
-from perdure.engine.known import section_of
 from perdure.errors import AuthorityUnreadableError, HistoryCorruptError, PerdureBug, StoreError
 from perdure.history import events as e
 from perdure.runtime import load, mail
@@ -48,11 +48,12 @@ from perdure.runtime.children import Children
 from perdure.runtime.doubts import Doubts
 from perdure.runtime.effects import Effects
 from perdure.runtime.ends import Ends
-from perdure.runtime.live import Delivery, Entry, LiveRun, Standstill, Written
+from perdure.runtime.live import Delivery, Entry, LiveRun, Written
 from perdure.runtime.parking import Parking
 from perdure.runtime.performer import UNREADABLE_MICROSECONDS, Performer
 from perdure.runtime.sections import Sections
 from perdure.runtime.settling import Settling
+from perdure.runtime.standstill import Standstill
 from perdure.runtime.threads import DaemonThreads
 from perdure.runtime.transactions import Transactions
 from perdure.runtime.writer import Done as DoneCallback

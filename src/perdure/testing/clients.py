@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from perdure.ledger import EffectState, LedgerEntry
-from perdure.runtime import load, mail
+from perdure.runtime import mail
+from perdure.runtime.beginnings import new_run
 from perdure.store.protocol import Done, EffectFilter, Letter, Status, Store
 from perdure.testing import programs as p
 from perdure.testing import workflows
@@ -52,7 +53,7 @@ class Clients:
         raw = spec.arguments.dumps((self._program.root.number, 0), {})
         process = self._rng.choice(up) if up and self._rng.random() < 0.5 else None
         owner = process.host.worker if process is not None else None
-        new = load.new_run(spec, run_id, raw, now=self._clock.now(), owner=owner)
+        new = new_run(spec, run_id, raw, now=self._clock.now(), owner=owner)
         self.starting -= 1
         (outcome,) = self._store.commit([new])
         self._witness.committed(None, [new], [outcome])

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 
 from perdure.clock import MICROSECONDS
 from perdure.engine import exact
-from perdure.runtime.host import Host, Options
+from perdure.runtime.host import Host
 from perdure.runtime.lease import Lease
+from perdure.runtime.options import Options
 from perdure.specs import WorkflowSpec
 from perdure.store.protocol import Store
 from perdure.testing.clock import FakeAlarm, FakeClock

@@ -19,8 +19,8 @@ from perdure.clock import MICROSECONDS, Clock
 from perdure.engine import exact
 from perdure.engine.execution import Execution
 from perdure.errors import StoreError
-from perdure.runtime.host import Options
 from perdure.runtime.operation import Operation
+from perdure.runtime.options import Options
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Store
 from perdure.testing import programs as p

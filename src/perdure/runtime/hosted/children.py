@@ -7,12 +7,12 @@ import concurrent.futures
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from perdure.engine.calls import ChildAsk, Grant, Key
+from perdure.engine.calls import ChildAsk, ChildCall, Grant, Key
 from perdure.errors import RunCancelledError
 from perdure.history import events as e
 from perdure.runtime.attempt import LANE
 from perdure.runtime.hosted.records import running_children, told_children
-from perdure.runtime.hosted.request import ChildCall, Request, load_with, unused_future, who_waits
+from perdure.runtime.hosted.request import Request, load_with, unused_future, who_waits
 from perdure.runtime.hosted.unwound import Unwound
 from perdure.specs import WorkflowSpec
 

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from perdure.clock import when
 from perdure.codec import pack
-from perdure.engine.calls import EffectAsk, Grant, Key, SectionAsk
+from perdure.engine.calls import EffectAsk, Grant, Key, SectionAsk, section_of
 from perdure.engine.chapters import ContinueAsNew, next_chapter
 from perdure.engine.execution import REFUSALS_MAX
-from perdure.engine.known import section_of
 from perdure.engine.mailbox import unread
 from perdure.engine.randomness import drawn
 from perdure.engine.sagas import refuse_next_chapter

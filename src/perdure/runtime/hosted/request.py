@@ -8,14 +8,11 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import msgspec
-
 from perdure.codec import ValueCodec, load_exception
 from perdure.engine.calls import CallFuture, Key, StepAsk
 from perdure.history import events as e
 from perdure.runtime.hosted.records import Happened, Record
 from perdure.runtime.live import LiveRun
-from perdure.specs import WorkflowSpec
 
 Hears = Callable[[e.Keyed | None, bytes], None]
 """Who is told the outcome of an effect; None of one that is not, and will not be, under way."""
@@ -24,16 +21,6 @@ Load = Callable[[e.Keyed, "bytes | None"], Any]
 """Makes a value of what was recorded, or raises it."""
 
 running_loop = asyncio._get_running_loop  # pyright: ignore[reportPrivateUsage]
-
-
-class ChildCall(msgspec.Struct, frozen=True):
-    """A child run to be started."""
-
-    spec: WorkflowSpec
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    run_id: str | None
-    on_cancel: str
 
 
 class Outcome(NamedTuple):

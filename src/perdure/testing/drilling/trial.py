@@ -24,8 +24,8 @@ from perdure.engine.calls import CONFIRM_UNDO
 from perdure.errors import PerdureError
 from perdure.history import events as e
 from perdure.http.classify import Sent, classify
+from perdure.runtime.beginnings import SEED_OF
 from perdure.runtime.host import every_run
-from perdure.runtime.load import SEED_OF
 from perdure.specs import Found, NotFound, SameDatabase, Unsure
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Filter, Letter, Mail, NewRun, Row, RunInfo, Status, Store, Write
