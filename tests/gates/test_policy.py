@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -289,7 +289,7 @@ def account_of_condition(word: str, value: Any, bound: Any) -> str:
         return exact(value) == exact(one)
 
     if word in {"==", "!=", "in", "not in"}:
-        bounds = cast("list[Any]", bound) if isinstance(bound, list) else [bound]
+        bounds: list[Any] = bound if isinstance(bound, list) else [bound]  # pyright: ignore[reportUnknownVariableType]
         found = any(map(same, bounds))
         return "yes" if found == (word in {"==", "in"}) else "no"
     left, right = exact(value), exact(bound)
