@@ -34,6 +34,7 @@ from perdure.api.inside import (
     use,
     uuid4,
 )
+from perdure.api.notice import InboxNotice
 from perdure.api.runtime import Runtime, Worker, lifespan
 from perdure.api.script import run
 from perdure.api.workflow import step, workflow
@@ -65,6 +66,7 @@ from perdure.errors import (
     UsageError,
 )
 from perdure.http.retries import single_retry_owner
+from perdure.http.webhook import Webhook
 from perdure.runtime.operation import Operation
 from perdure.runtime.outbox import OutboxMessage
 from perdure.specs import CanLookUp, Found, Idempotent, NoGuarantee, NotFound, Retry, Unsure
@@ -89,6 +91,7 @@ __all__ = [
     "HistoryEvent",
     "Idempotent",
     "InDoubt",
+    "InboxNotice",
     "NeedsPerson",
     "NoGuarantee",
     "NotDurableError",
@@ -116,6 +119,7 @@ __all__ = [
     "UnknownNameError",
     "Unsure",
     "UsageError",
+    "Webhook",
     "Worker",
     "ask",
     "attempt",

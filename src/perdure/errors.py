@@ -36,6 +36,7 @@
     │   ├── StoreFormatError         not a perdure store, or newer than this perdure
     │   ├── StoreUnsupportedError    this place cannot hold a store (no working file locks, Windows)
     │   └── ForkedError              a handle that was opened before fork() and used after it
+    ├── WebhookError             a webhook that is unsigned, altered, or too old
     ├── Verdict                  what a step says about its own failure (raised by user code, on purpose)
     │   ├── Final                    do not try again
     │   ├── InDoubt                  an effect may have happened, or not
@@ -284,6 +285,13 @@ class StoreUnsupportedError(StoreError):
 
 class ForkedError(StoreError):
     """A handle that was opened before fork() was used after it, in the child."""
+
+
+# ── about what others send ──────────────────────────────────────────────────────────────────
+
+
+class WebhookError(PerdureError):
+    """A webhook that is not to be believed: unsigned, signed with another secret, altered on its way, or too old."""
 
 
 # ── what a step says about its own failure ──────────────────────────────────────────────────

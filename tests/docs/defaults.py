@@ -8,10 +8,12 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import perdure
-from perdure.api import inbox, requests, settings, workflow
+from perdure.api import announcing, inbox, requests, settings, workflow
 from perdure.engine import claims, loop
-from perdure.runtime import lease, sections, turn
+from perdure.http.webhook import TOLERANCE_SECONDS
+from perdure.runtime import lease, relay, sections, silence, turn
 from perdure.runtime.options import Options
+from perdure.runtime.outbox import WEBHOOK_TOPIC
 from perdure.specs import DEFAULT_TIMEOUT_SECONDS, Retry
 from perdure.store import BUSY_SECONDS
 
@@ -69,6 +71,7 @@ STORE = f"`PERDURE_STORE`, else `[tool.perdure] store` in `pyproject.toml`, else
 WAITS = Options().retry_after_death_seconds
 
 _retry, _runtime = Retry(), perdure.Runtime
+_webhook = relay.RETRIES[WEBHOOK_TOPIC]
 
 DEFAULTS = (
     Default("store", STORE, 'Runtime("shop.db")'),
@@ -109,5 +112,11 @@ DEFAULTS = (
     Default("a waiting `def` workflow gives its thread back after", sections.UNWIND_SECONDS, "fixed", "s"),
     Default("arguments compared on every replay, up to bytes", claims.INPUT_COMPARED_ON_REPLAY_BYTES_MAX, "fixed"),
     Default("a due run without a worker is in the inbox after", inbox.DUE_SECONDS_BEFORE_A_PERSON_HEARS, "fixed", "s"),
+    Default("a due run that live workers leave is in the inbox after", inbox.DUE_SECONDS_ALTHOUGH_SERVED, "fixed", "s"),
+    Default("a run is silent if it is later than its limits by", silence.GRACE_SECONDS, "fixed", "s"),
+    Default("the inbox is looked at for `on_inbox=`, at least every", announcing.LOOK_SECONDS, "fixed", "s"),
+    Default("deliveries of a webhook until it is dead", _webhook.max_attempts, "fixed"),
+    Default("longest wait for a webhook's answer", of(perdure.Webhook, "timeout"), "Webhook(timeout=)", "s"),
+    Default("a webhook is too old after", TOLERANCE_SECONDS, "verify_webhook(tolerance=)", "s"),
 )  # fmt: skip
 """Every default that a user can meet, in the order of the docs."""

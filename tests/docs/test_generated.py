@@ -49,6 +49,8 @@ NOT_IN_THE_TABLE = {
     "provide": "likewise",
     "outbox": "likewise",
     "authority": "likewise",
+    "on_inbox": "likewise",
+    "inbox_webhook": "likewise",
     "receives": "likewise",
     "replays": "likewise",
     "raises": "likewise",

@@ -368,7 +368,11 @@ WORKFLOWS = [
 
 
 def runtime() -> Runtime:
-    opened = Runtime(os.environ["STORE"], workflows=WORKFLOWS, lease=float(os.environ.get("LEASE", "10")))
+    url = os.environ.get("WEBHOOK")
+    opened = Runtime(
+        os.environ["STORE"], workflows=WORKFLOWS, lease=float(os.environ.get("LEASE", "10")),
+        inbox_webhook=perdure.Webhook(url, secret=os.environ["SECRET"]) if url else None,
+    )  # fmt: skip
     forgiven = MANY_DEATHS_FORGIVEN_AFTER if "PATIENT" in os.environ else DEATHS_FORGIVEN_AFTER
     opened._options = msgspec.structs.replace(opened._options, retry_after_death_seconds=forgiven)
     return opened

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from tests.http.test_webhook import SECRET, receiver, taken
 from tests.runtime.hosting import run_async
 from tests.schedules.processes import ROOT, SOURCE, World, wait_for_death, wait_until
 
 from perdure import Client
 from perdure.api.requests import RequestSummary
+from perdure.http import verify_webhook
 
 T = TypeVar("T")
 
@@ -71,6 +73,27 @@ def test_a_worker_is_killed_while_people_are_asked_and_the_answer_comes_while_no
     assert [tuple(done) for done in world.done()] == [("2", "paid o-1 5")]
     (it,) = requests(world)
     assert it.status == "used"
+
+
+def test_a_worker_that_is_killed_between_a_webhook_and_its_record_sends_it_again(world: World) -> None:
+    workers: list[subprocess.Popen[str]] = []
+
+    def answer(n: int) -> tuple[int, dict[str, str]]:
+        if n == 1:
+            workers[0].kill()  # it was sent, and nobody hears that it was taken
+            wait_for_death(workers[0])
+        return taken(n)
+
+    with receiver(answer) as (url, got):
+        with world.worker("start_asking", how="found", webhook=url, secret=SECRET) as worker:
+            workers.append(worker)
+            wait_for_death(worker)
+        with world.worker("serve", life="2", webhook=url, secret=SECRET):
+            wait_until(lambda: len(got) >= 2, "it is sent again")
+    first, second = got[:2]
+    assert first[0]["webhook-id"] == second[0]["webhook-id"]
+    assert first[1] == second[1]
+    assert verify_webhook(*second, secret=SECRET)["data"]["run_id"] == "asks"
 
 
 @pytest.mark.parametrize("how", ["found", "unknown"])

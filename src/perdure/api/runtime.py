@@ -16,13 +16,17 @@ from perdure.clock import Clock
 from perdure.decisions import Authority
 from perdure.decisions.authority import Roles
 from perdure.errors import StoreError, UsageError
+from perdure.http.webhook import Webhook
 from perdure.runtime.options import Options, catalog_of
+from perdure.runtime.outbox import OWN_TOPICS
 from perdure.specs import SECONDS_MAX, WorkflowSpec, is_whole, mapping, seconds
-from perdure.store.protocol import NewRun, Outcome, RunInfo, Store, Write
+from perdure.store.protocol import NewRun, Outcome, RunInfo, Status, Store, Write
 
 if TYPE_CHECKING:
+    from perdure.api.announcing import Announcer, Hook
     from perdure.runtime.host import Host
     from perdure.runtime.outbox import Handler
+    from perdure.runtime.standstill import Standstill
 
 log = logging.getLogger("perdure")
 
@@ -40,6 +44,8 @@ class Runtime(Client):
     started or attached to through it), `"none"` (those it started itself). `provide`: clients for `perdure.use(Type)`
     in steps.
     `outbox`: for each topic what delivers its messages (`perdure.outbox()`), a function of an `OutboxMessage`.
+    `on_inbox`: a function, plain or async, that is told of what is new in the inbox (an `InboxNotice`);
+    `inbox_webhook`: a `Webhook` that gets the same, signed. Both at least once, tried again when they fail.
     `lease`: how long a worker may be silent before others take over (default 10 s). `concurrent_runs`,
     `concurrent_steps`, `threads`: caps. `evict_after`: how long a waiting run stays in memory (default 1 s). `grace`:
     how long leaving waits for effects that were sent (default 30 s). `guard`: checked mode (see the docs on
@@ -61,6 +67,8 @@ class Runtime(Client):
         adopt: Adopt = "all",
         provide: Mapping[type, Any] | None = None,
         outbox: Mapping[str, Handler] | None = None,
+        on_inbox: Hook | None = None,
+        inbox_webhook: Webhook | None = None,
         lease: timedelta | float = 10.0,
         evict_after: timedelta | float = 1.0,
         concurrent_runs: int = 1_000,
@@ -79,14 +87,17 @@ class Runtime(Client):
         for name, cap in caps.items():
             if not is_whole(cap) or cap < 1:
                 raise UsageError(f"Runtime({name}={cap!r}): a whole number from 1 on")
+        self._told = _told(on_inbox, inbox_webhook, self._clock)
         self._options = Options(
             lease_seconds=seconds(lease, what="lease"), evict_after_seconds=seconds(evict_after, what="evict_after"),
             grace_seconds=seconds(grace, what="grace"),
             runs_max=concurrent_runs, steps_max=concurrent_steps, threads_max=threads, adopt=adopt,
-            provided=_provided(provide), outbox=_handlers(outbox), guard=guard, authority=self._authority,
+            provided=_provided(provide), outbox={**_handlers(outbox), **self._told}, guard=guard,
+            authority=self._authority,
         )  # fmt: skip
         self._catalog = catalog_of(self._workflows)
         self._host_open: Host | None = None
+        self._announcer: Announcer | None = None
         self._starting = 0
         self.unfinished: list[str] = []
 
@@ -106,8 +117,27 @@ class Runtime(Client):
         self._host_open.turns.on_standstill = self._endings.notify
         self._endings.is_here = self._holds
         self._host_open.on_change = self._endings.look
+        if self._told:
+            self._announce(self._host_open)
         self._host_open.kick()
         return self
+
+    def _announce(self, host: Host) -> None:
+        """Have whoever wants to hear of it told what is new in the inbox."""
+        from perdure.api.announcing import Announcer
+
+        announcer = self._announcer = host.announcer = Announcer(self._store, self._clock, self._told, host.relay.look)
+        notify = host.turns.on_standstill
+
+        def on_standstill(rid: int, how: Standstill) -> None:
+            notify(rid, how)
+            if how.status is Status.BLOCKED:
+                announcer.kick()
+
+        host.turns.on_standstill = on_standstill
+        host.turns.approvals.on_announced = (
+            lambda row, what, once: announcer.kick() if what == "new" else announcer.tell(row, what, once)
+        )
 
     def _lint(self) -> None:
         """Checked mode reads the workflows' source, too, and says what it finds."""
@@ -118,6 +148,9 @@ class Runtime(Client):
                 log.warning("%s", finding)
 
     async def __aexit__(self, *error: object) -> None:
+        if self._announcer is not None:
+            await self._announcer.close()
+            self._announcer = None
         if self._host_open is not None:
             self.unfinished = await self._host_open.close()
             self._host_open = None
@@ -241,7 +274,23 @@ def _handlers(given: Mapping[str, Handler] | None) -> Mapping[str, Handler]:
     handlers = mapping(given) if given is not None else {}
     if handlers is None or not all(isinstance(topic, str) and callable(handler) for topic, handler in handlers.items()):
         raise UsageError(f"outbox={given!r}: a dict of topics and what delivers them, as in outbox={{'emails': send}}")
+    own = sorted(topic for topic in handlers if topic.startswith(OWN_TOPICS))
+    if own:
+        raise UsageError(f"outbox={{{own[0]!r}: ...}}: topics that begin with {OWN_TOPICS!r} are perdure's own")
     return handlers
+
+
+def _told(hook: Hook | None, webhook: Webhook | None, clock: Clock) -> Mapping[str, Handler]:
+    """What is told of the inbox, by topic of the outbox."""
+    if hook is not None and not callable(hook):
+        raise UsageError(f"on_inbox={hook!r}: a function of an InboxNotice")
+    if webhook is not None and not isinstance(webhook, Webhook):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"inbox_webhook={webhook!r}: a Webhook, as in perdure.Webhook('https://...', secret=...)")
+    if hook is None and webhook is None:
+        return {}
+    from perdure.api.announcing import handlers_of
+
+    return handlers_of(hook, webhook, clock)
 
 
 def _provided(given: Any) -> dict[type, Any]:

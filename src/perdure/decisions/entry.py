@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from perdure.decisions.states import ApprovalState, Happening, after
 
 BODY_IN_ROW_BYTES_MAX = 4096
+
+What = Literal["new", "repeat", "reminder", "escalation"]
+"""For what reason people are told of a request."""
 
 
 class Vote(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import UsageError
+from perdure.http.webhook import TOLERANCE_SECONDS
 
 if TYPE_CHECKING:
     import httpx
@@ -44,4 +46,15 @@ def _clients() -> Any:
     return clients
 
 
-__all__ = ["client", "sync_client"]
+def verify_webhook(
+    headers: Mapping[str, str], body: bytes, *, secret: str | Iterable[str], tolerance: float = TOLERANCE_SECONDS
+) -> dict[str, Any]:
+    """What a webhook of perdure says, if it is signed with this secret (or one of these), unaltered, and no older than
+    `tolerance` seconds; WebhookError if it is not. `body`: the bytes as they came. The same webhook can come more than
+    once, always under the same `webhook-id`."""
+    from perdure.http import webhook
+
+    return webhook.verify_webhook(headers, body, secret=secret, tolerance=tolerance)
+
+
+__all__ = ["client", "sync_client", "verify_webhook"]

@@ -11,7 +11,7 @@ request changes in the commit of its event.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from perdure.decisions import (
     withdrawn_votes,
 )
 from perdure.decisions.deciding import decode_decision, encode_decision
-from perdure.decisions.entry import BODY_IN_ROW_BYTES_MAX
+from perdure.decisions.entry import BODY_IN_ROW_BYTES_MAX, What
 from perdure.engine.calls import Grant, Key, RequestAsk
 from perdure.errors import ApprovalExpired, AuthorityUnreadableError, CheckTooOld, PerdureBug, PerdureError
 from perdure.history import events as e
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("perdure.inbox")
 
+IN_THE_LOG: Mapping[What, str] = {
+    "new": "", "repeat": " (asked before)", "reminder": " (a reminder)", "escalation": " (escalated)",
+}  # fmt: skip
+
 OUTCOMES = {ApprovalState.APPROVED: "approve", ApprovalState.REJECTED: "reject", ApprovalState.ANSWERED: "answer"}
 
 
@@ -54,7 +58,7 @@ class Approvals:
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
-        self.on_announced: Callable[[ApprovalEntry, bool], None] = _told_in_the_log
+        self.on_announced: Callable[[ApprovalEntry, What, str], None] = lambda row, what, once: None
 
     def row(self, live: LiveRun, approval: str) -> ApprovalEntry | None:
         """The row of a request as it will be once what this run has on its way is durable."""
@@ -94,7 +98,7 @@ class Approvals:
         )  # fmt: skip
         early = live.execution.known.early.get(approval, ())
         self._record(live, event, row, input=packed)
-        live.then += (lambda: self.on_announced(row, False),)
+        live.then += (lambda: self._announce(live, row, "new"),)
         for decided, value in list(early):
             try:
                 self._decide(live, row, _decision_of(decided, value), decided.sent_at)
@@ -107,7 +111,13 @@ class Approvals:
     def _announce_again(self, live: LiveRun, id: str) -> None:
         row = self.row(live, id)
         if row is not None and row.status is ApprovalState.PENDING:
-            self.on_announced(row, True)
+            self._announce(live, row, "repeat")
+
+    def _announce(self, live: LiveRun, row: ApprovalEntry, what: What) -> None:
+        """Tell of an open request: in the log, and whoever listens. A repeat is one for each time that the run came to
+        a worker."""
+        _told_in_the_log(row, what)
+        self.on_announced(row, what, str(live.epoch) if what == "repeat" else "")
 
     def is_too_early(self, live: LiveRun, letter: Mail) -> bool:
         """Whether an answer has come to a question that hosted code has not asked again yet: whether it fits is not
@@ -298,9 +308,9 @@ def _decision_of(event: e.PersonDecided, value: bytes | None) -> Decision:
     return Decision(event.choice, event.hash, event.by, event.role, event.why, text)
 
 
-def _told_in_the_log(row: ApprovalEntry, is_repeat: bool) -> None:
+def _told_in_the_log(row: ApprovalEntry, what: What) -> None:
     until = f", until {time_text(row.expires_at)}" if row.expires_at else ""
-    again = " (asked before)" if is_repeat else ""
+    again = IN_THE_LOG[what]
     log.info(
         "run %s asks for %s %s: %s, by %s%s%s", row.run_id, row.kind, row.approval_id, row.subject,
         ", ".join(row.approvers) or "anybody", until, again,

@@ -12,7 +12,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from perdure.clock import MICROSECONDS, Alarm, Clock
 from perdure.engine import exact
@@ -37,6 +37,13 @@ OWN_BEFORE_SWEEP = 100
 SHUTDOWN_SECONDS_MAX = 1.5
 LOOK_SECONDS = 0.005
 NAMED_MAX = 10
+
+
+class Idle(Protocol):
+    """Something that works beside the runs, now and then."""
+
+    @property
+    def is_idle(self) -> bool: ...
 
 
 UNFINISHED = frozenset(Status) - FINAL
@@ -101,6 +108,7 @@ class Host:
         self.turns.performer.may_begin = self.lease.is_valid
         self.relay = Relay(store, clock, self.worker, options.outbox, self.turns.performer)
         self.turns.on_posts = self.relay.look
+        self.announcer: Idle | None = None
         self._loop.call_soon(self._poll)
 
     # ── taking runs ──────────────────────────────────────────────────────────────────────────
@@ -298,14 +306,19 @@ class Host:
         """Whether nothing happens until time passes or something comes from outside."""
         turns = self.turns
         is_idle = self.writer.is_idle and not self._kick_is_scheduled and not turns.performer.running
-        return is_idle and self.relay.is_idle and all(map(turns.parking.is_still, turns.live.values()))
+        return is_idle and self._beside_is_idle and all(map(turns.parking.is_still, turns.live.values()))
+
+    @property
+    def _beside_is_idle(self) -> bool:
+        """Whether what works beside the runs has nothing to do just now."""
+        return self.relay.is_idle and (self.announcer is None or self.announcer.is_idle)
 
     @property
     def is_quiet(self) -> bool:
         """Whether nothing is under way: what is left only waits."""
         return (
             self.writer.is_idle
-            and self.relay.is_idle
+            and self._beside_is_idle
             and not self._kick_is_scheduled
             and all(map(self._only_waits, self.turns.live.values()))
         )

@@ -10,6 +10,10 @@ import msgspec
 
 from perdure.codec import codec_for
 
+OWN_TOPICS = "perdure."
+"""What topics of perdure's own begin with."""
+HOOK_TOPIC, WEBHOOK_TOPIC = "perdure.inbox", "perdure.webhook"
+
 _PLAIN = codec_for(Any)
 
 

@@ -18,7 +18,7 @@ from perdure.codec import codec_for
 from perdure.codec.exceptions import message_of
 from perdure.errors import StoreError
 from perdure.http.classify import classify
-from perdure.runtime.outbox import Handler, OutboxMessage
+from perdure.runtime.outbox import WEBHOOK_TOPIC, Handler, OutboxMessage
 from perdure.runtime.performer import Performer
 from perdure.runtime.retrying import Again, next_attempt
 from perdure.specs import Retry
@@ -27,6 +27,8 @@ from perdure.store.protocol import Post, Store
 log = logging.getLogger("perdure")
 
 RETRY = Retry(max_attempts=10, first_delay=1, factor=3, max_delay=600)
+RETRIES: Mapping[str, Retry] = {WEBHOOK_TOPIC: Retry(max_attempts=20, first_delay=1, factor=3, max_delay=3_600)}
+"""A receiver may be away for half a day."""
 HANDLER_SECONDS_MAX = 60.0
 NOTING_SECONDS = 30.0
 AT_ONCE_MAX = 32
@@ -95,8 +97,8 @@ class Relay:
     def _after_failure(self, post: Post, attempt: int, error: Exception) -> Post:
         now = self._clock.now()
         decision = next_attempt(
-            RETRY, attempt=attempt, first_at=post.created_at, now=now, failure=classify(error, now=now),
-            random=random.random(),
+            RETRIES.get(post.topic, RETRY), attempt=attempt, first_at=post.created_at, now=now,
+            failure=classify(error, now=now), random=random.random(),
         )  # fmt: skip
         told = f"{type(error).__name__}: {message_of(error)}"
         if isinstance(decision, Again):

@@ -297,9 +297,7 @@ class MemoryStore:
             self._shared.effects[entry.operation_id] = entry._replace(created_at=there_already.created_at)
         for asked in append.approvals:
             self._shared.approvals[asked.approval_id] = asked
-        for post in append.posts:
-            number = len(self._shared.posts) + 1
-            self._shared.posts.setdefault(post.post_id, _Post(post._replace(number=number)))
+        self._post(append.posts)
         if append.change is not None:
             self._change(run, append.change)
         for sent in append.letters:
@@ -620,6 +618,17 @@ class MemoryStore:
             return [entry for entry in newest_first if _is_wanted_approval(entry, which)][: which.limit]
 
     # ── the outbox ───────────────────────────────────────────────────────────────────────────
+    def post(self, posts: Sequence[Post]) -> int:
+        with self._shared.lock:
+            return self._post(posts)
+
+    def _post(self, posts: Sequence[Post]) -> int:
+        before = len(self._shared.posts)
+        for post in posts:
+            number = len(self._shared.posts) + 1
+            self._shared.posts.setdefault(post.post_id, _Post(post._replace(number=number)))
+        return len(self._shared.posts) - before
+
     def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:
         with self._shared.lock:
             taken = [held for held in self._in_order() if held.post.topic in topics and self._is_due(held, now)]

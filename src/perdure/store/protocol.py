@@ -541,6 +541,11 @@ class Store(Protocol):
     def approvals(self, which: ApprovalFilter) -> list[ApprovalEntry]: ...
 
     # ── the outbox ───────────────────────────────────────────────────────────────────────────
+    def post(self, posts: Sequence[Post]) -> int:
+        """Put messages into the outbox that belong to no append; returns how many are new. One whose id is there
+        already changes nothing, so that several may post the same."""
+        ...
+
     def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:
         """Take up to `limit` messages of these topics that are due: the first of its key that is not sent, and nobody
         else's. They are the worker's until `until`, or until it is proven dead."""

@@ -157,6 +157,9 @@ class CrashingStore:
             return []
         return self._write("claim", lambda: self.inner.claim(worker, now=now, limit=limit, known=known, only=only))
 
+    def post(self, posts: Sequence[Post]) -> int:
+        return self._write("post", lambda: self.inner.post(posts))
+
     def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:
         if not any(post.status == "waiting" for post in self.posts()):
             return []

@@ -86,13 +86,15 @@ class RuntimeUnderTest(Runtime):
         workflows: Iterable[Any] = (),
         provide: Mapping[type, Any] | None = None,
         authority: Any = None,
+        on_inbox: Any = None,
+        inbox_webhook: Any = None,
         guard: bool = True,
         replays: bool = True,
     ) -> None:
         self.clock = clock or FakeClock()
         super().__init__(
             store or MemoryStore(self.clock), workflows=workflows, provide=provide, clock=self.clock, lease=LEASE,
-            authority=authority,
+            authority=authority, on_inbox=on_inbox, inbox_webhook=inbox_webhook,
         )  # fmt: skip
         self._options = replace(self._options, drive=self._drive, lease=StillLease, compare_all_inputs=True)
         self._guards, self._replays = guard, replays
@@ -172,6 +174,9 @@ class RuntimeUnderTest(Runtime):
         What a live process cannot be spared: step bodies under way see a CancelledError."""
         host, self._host_open = self._host, None
         self._endings.close()
+        if self._announcer is not None:
+            self._announcer.stop()
+            self._announcer = None
         await host.abandon()
         if isinstance(self._store, MemoryStore | CrashingStore):
             self._store.kill(host.worker)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from perdure.store.protocol import Post
 from perdure.store.sqlite.commit import QUERIES
+
+
+def put(connection: sqlite3.Connection, posts: Sequence[Post]) -> int:
+    return sum(connection.execute(QUERIES["insert_post"], post[:10]).rowcount for post in posts)
 
 
 def take(

@@ -293,6 +293,11 @@ class SqliteStore:
         return self._readers.approvals(which)
 
     # ── the outbox ───────────────────────────────────────────────────────────────────────────
+    def post(self, posts: Sequence[Post]) -> int:
+        self._check_usable()
+        with self._writer as connection:
+            return outbox.put(connection, posts)
+
     def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:
         self._check_usable()
         if not any(self._readers.named("due_posts", {"topic": topic, "now": now, "limit": 1}) for topic in topics):

@@ -170,6 +170,18 @@ class EffectPromises(StoreCase):
         assert isinstance(self.write(append(rid, 7, posts=(message("c"),))), Moved)
         assert len(self.again().posts()) == 2
 
+    def test_a_message_that_belongs_to_no_append_is_posted_once(self) -> None:
+        rid = self.start()
+        first, second = (message(name)._replace(rid=rid) for name in "ab")
+        assert self.store.post([first]) == 1
+        assert self.again().post([first._replace(payload=b"other"), second]) == 1
+        assert [(p.post_id, p.payload) for p in self.store.posts()] == [("a", b"1"), ("b", b"1")]
+        assert self.store.post([]) == 0
+        assert self.take() == ["a", "b"]
+        assert self.settle("w", "a", status="sent", attempts=1)
+        assert self.store.post([first]) == 0
+        assert self.take() == []
+
     def test_a_message_is_taken_by_one_at_a_time(self) -> None:
         self.post(message("a"))
         self.enter("v")
