@@ -6,6 +6,8 @@
 The public names are these and no others.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from perdure import http, sync
 from perdure.api.approving import ask, with_approval
 from perdure.api.client import Authority, Client, HistoryEvent, Run, RunSummary
@@ -53,6 +55,7 @@ from perdure.errors import (
     OperationNotInDoubt,
     OperationOpen,
     PerdureError,
+    PolicyDenied,
     Rejected,
     Retryable,
     RunBlockedError,
@@ -71,6 +74,9 @@ from perdure.runtime.operation import Operation
 from perdure.runtime.outbox import OutboxMessage
 from perdure.specs import CanLookUp, Found, Idempotent, NoGuarantee, NotFound, Retry, Unsure
 from perdure.store.protocol import Status
+
+if TYPE_CHECKING:
+    from perdure.api.policies import Policy, Rule
 
 __version__ = "0.1.0"
 
@@ -102,9 +108,12 @@ __all__ = [
     "OperationOpen",
     "OutboxMessage",
     "PerdureError",
+    "Policy",
+    "PolicyDenied",
     "Rejected",
     "Retry",
     "Retryable",
+    "Rule",
     "Run",
     "RunBlockedError",
     "RunCancelledError",
@@ -155,3 +164,12 @@ __all__ = [
     "with_approval",
     "workflow",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Policies are read in when somebody has one."""
+    if name in {"Policy", "Rule"}:
+        from perdure.api import policies
+
+        return getattr(policies, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

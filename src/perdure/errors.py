@@ -23,6 +23,7 @@
     │   ├── Rejected                 a person has rejected what was to be approved
     │   ├── ApprovalExpired          nobody has approved in time, or it was too late to begin
     │   ├── CheckTooOld              what an approval rests on was read too long ago; it is read again
+    │   ├── PolicyDenied             a policy did not let a call pass; nothing of it happened
     │   └── StepError                a step failed with an exception that is not rebuilt by class
     │       └── StepTimeoutError         an attempt took longer than its timeout
     ├── HistoryError             what was recorded and what happens now do not agree
@@ -220,6 +221,19 @@ class ApprovalExpired(RunError, TimeoutError):
 class CheckTooOld(RunError):
     """What an approval rests on was read again too long ago. Nothing was sent; `with_approval` reads it once more, so
     that a program does not see this."""
+class PolicyDenied(RunError):
+    """A policy did not let a call pass, or it needs an approval that it does not have: nothing of it happened.
+
+    `call` is its name; `policy`, `version` and `rule` say who denied it, `why` for what reason. `free_at`: if its rate
+    is used up, when there is room again (ISO 8601)."""
+
+    def __init__(
+        self, message: str, call: str = "", policy: str = "", version: str = "", rule: str = "", why: str = "",
+        free_at: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.call, self.policy, self.version, self.rule = call, policy, version, rule
+        self.why, self.free_at = why, free_at
 
 
 class StepError(RunError):

@@ -263,7 +263,7 @@ class EffectSpec(StepSpec, frozen=True, eq=False, kw_only=True):
 
 
 class WorkflowSpec(msgspec.Struct, frozen=True, eq=False):
-    """A workflow as declared."""
+    """A workflow as declared. `policy`: a `gates.Policy`, which this module may not know."""
 
     name: str
     version: int
@@ -274,6 +274,7 @@ class WorkflowSpec(msgspec.Struct, frozen=True, eq=False):
     receives: Mapping[str, ValueCodec] | None = None
     raises: tuple[type[BaseException], ...] = ()
     replays: frozenset[int] = frozenset()
+    policy: Any = None
 
     @property
     def key(self) -> tuple[str, int]:

@@ -134,7 +134,7 @@ def test_a_history_of_another_run_is_found(path: Path, report: Callable[[], Repo
     alter(path, f"UPDATE events SET rid = {other} WHERE rid = -{RID}")
     found = report()
     assert {each.run_id for each in found.damage} >= {"talk-1", "talk-2"}
-    assert any("another workflow, version, parent or input" in each.what for each in found.damage)
+    assert any("another workflow, version, parent, input or scope" in each.what for each in found.damage)
 
 
 def test_a_byte_that_flips_anywhere_in_an_event_is_found(path: Path, report: Callable[[], Report]) -> None:

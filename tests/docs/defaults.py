@@ -11,7 +11,7 @@ import perdure
 from perdure.api import announcing, inbox, requests, settings, workflow
 from perdure.engine import claims, loop
 from perdure.http.webhook import TOLERANCE_SECONDS
-from perdure.runtime import lease, relay, sections, silence, turn
+from perdure.runtime import gates, lease, relay, sections, silence, turn
 from perdure.runtime.options import Options
 from perdure.runtime.outbox import WEBHOOK_TOPIC
 from perdure.specs import DEFAULT_TIMEOUT_SECONDS, Retry
@@ -101,6 +101,9 @@ DEFAULTS = (
     Default("bodies of steps at the same time", of(_runtime, "concurrent_steps"), "Runtime(concurrent_steps=)"),
     Default("threads for `def` steps", of(_runtime, "threads"), "Runtime(threads=)"),
     Default("checked mode", of(_runtime, "guard"), "Runtime(guard=)"),
+    Default("a runtime's policy", of(_runtime, "policy"), "Runtime(policy=)"),
+    Default("a workflow's policy", _workflow("policy"), "@workflow(policy=)"),
+    Default("a check by policies holds until what it lets pass begins, for", gates.MAX_CHECK_AGE_SECONDS, "fixed", "s"),
     Default("runs in a list", of(perdure.Client.list, "limit"), "client.list(limit=)"),
     Default("longest wait for the turn to write", BUSY_SECONDS, "open_store(busy_seconds=)", "s"),
     Default("waits between tries after deaths without progress", ", ".join(map(duration, WAITS)), "fixed"),

@@ -12,6 +12,7 @@ import pytest
 from tests.runtime.hosting import eventually, host_of, is_in_memory, kinds, on_one_store, run_async
 from tests.runtime.test_effects import settle
 from tests.runtime.test_saga import (
+    LETTERS,
     THINGS,
     WORLD,
     blocked,
@@ -394,7 +395,7 @@ def test_hosted_code_without_sagas_ends_at_once_when_it_is_cancelled() -> None:
 # ── people ──────────────────────────────────────────────────────────────────────────────────
 
 
-@workflow
+@workflow(policy=LETTERS)
 def fails_with(how: str) -> list[str]:
     effects = {"book": book, "promise": promise, "mail": mail_letter}
     try:

@@ -289,8 +289,7 @@ def account_of_condition(word: str, value: Any, bound: Any) -> str:
         return exact(value) == exact(one)
 
     if word in {"==", "!=", "in", "not in"}:
-        bounds: list[Any] = bound if isinstance(bound, list) else [bound]  # pyright: ignore[reportUnknownVariableType]
-        found = any(map(same, bounds))
+        found = any(map(same, bound if word.endswith("in") else [bound]))
         return "yes" if found == (word in {"==", "in"}) else "no"
     left, right = exact(value), exact(bound)
     if left is None or right is None:

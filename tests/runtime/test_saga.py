@@ -121,6 +121,9 @@ def _(thing: str) -> str:
     return thing
 
 
+LETTERS = perdure.Policy("letters", 1, [perdure.Rule("may be sent", "mail_letter", then="allow")])
+
+
 @effect(downstream=Idempotent(), timeout=5, recovery="compensate")
 async def promise(thing: str) -> str:
     return await WORLD.request(perdure.operation().id, f"book {thing}")
@@ -466,7 +469,7 @@ def test_undoing_waits_for_an_unknown_effect_and_goes_on_when_it_is_settled() ->
     assert WORLD.standing == []
 
 
-@workflow
+@workflow(policy=LETTERS)
 async def fails_with(how: str) -> list[str]:
     effects = {"book": book, "promise": promise, "mail": mail_letter}
     try:

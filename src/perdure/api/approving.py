@@ -16,9 +16,9 @@ import msgspec
 from perdure.api.calls import Call
 from perdure.api.inside import _execution, _journal  # pyright: ignore[reportPrivateUsage]
 from perdure.clock import MICROSECONDS
-from perdure.codec import ValueCodec, arguments_codec_for, codec_for, describe
+from perdure.codec import ValueCodec, arguments_codec_for, codec_for, describe, load_exception
 from perdure.decisions import Request, approval_id, identity
-from perdure.engine.calls import Grant
+from perdure.engine.calls import Grant, StepAsk
 from perdure.errors import ApprovalExpired, CheckTooOld, PerdureBug, Rejected, UsageError
 from perdure.ledger.operations import business_key_of
 from perdure.specs import SECONDS_MAX, EffectSpec, StepSpec, is_whole, mapping, recordable, several
@@ -63,8 +63,9 @@ async def with_approval(
     by then the approval counts for nothing, and people are asked again, with the facts as they are. `recheck=False`:
     once approved in time, the call may begin late, whatever has become of the facts.
 
-    Rejected (with who, and their comment) and ApprovalExpired are raised here; nothing has happened then. Cancelling
-    the wait withdraws the request. UsageError outside a workflow, and for a call that was made already.
+    Rejected (with who, and their comment) and ApprovalExpired are raised here; nothing has happened then. PolicyDenied
+    if a policy refuses the call, approved or not: nobody is asked then. Cancelling the wait withdraws the request.
+    UsageError outside a workflow, and for a call that was made already.
 
     >>> async def pay(order: str, cents: int) -> str:  # doctest: +SKIP
     ...     return await perdure.with_approval(
@@ -92,7 +93,7 @@ async def _approved(asked: Asked, code: Asks) -> Any:
     """Ask, as often as the facts are other ones when the call is to be made; then make it."""
     facts = await _read(asked, code)
     while True:
-        said = await code.ask(asked.on(facts))
+        said = await code.ask(asked.on(facts), asked.step)
         grant = asked.grant(said, code.execution)
         while asked.facts and asked.request.recheck:
             found = await _read(asked, code)
@@ -135,8 +136,8 @@ class Asks(Protocol):
 
     execution: Execution
 
-    async def ask(self, request: Request) -> Said:
-        """Put this to people, and wait for what they say."""
+    async def ask(self, request: Request, about: StepSpec | None) -> Said:
+        """Put this to people, and wait for what they say. `about`: the step or effect that is to be approved."""
         ...
 
     async def call(self, made: Made) -> Any:
@@ -163,8 +164,8 @@ class _OnLoop:
         self.execution = execution
         self.spend = execution.spend
 
-    async def ask(self, request: Request) -> Said:
-        people = self.execution.ask_request(request, _PLAIN)
+    async def ask(self, request: Request, about: StepSpec | None) -> Said:
+        people = self.execution.ask_request(request, _PLAIN, about)
         event, value = await people.future
         return Said(event, value, people.expires_at)
 
@@ -184,6 +185,8 @@ class _OnLoop:
             future = execution.ask_child(spec, args, kwargs).future
         if future.ask is not None:
             self.spend(grant, future.ask.label)
+            if isinstance(future.ask, StepAsk):
+                future.ask.grant = grant
         return await future
 
     def now_us(self) -> int:
@@ -200,8 +203,8 @@ class _Hosted:
     async def _wait(self, request: Any) -> Any:
         return await self._journal.wait_async(request)
 
-    async def ask(self, request: Request) -> Said:
-        return Said(*await self._wait(self._journal.people.ask(request, _PLAIN)))
+    async def ask(self, request: Request, about: StepSpec | None) -> Said:
+        return Said(*await self._wait(self._journal.people.ask(request, _PLAIN, about)))
 
     async def call(self, made: Made) -> Any:
         return await self._wait(self._journal.call_of(made.spec, *made.arguments()))
@@ -313,6 +316,11 @@ class Asked(NamedTuple):
     def name(self) -> str:
         return self.request.name
 
+    @property
+    def step(self) -> StepSpec | None:
+        """The step or effect, if it is one."""
+        return self.call.spec if isinstance(self.call.spec, StepSpec) else None
+
     def on(self, facts: Facts) -> Request:
         """What is asked, given these facts."""
         if not facts:
@@ -327,6 +335,8 @@ class Asked(NamedTuple):
             by = f"{event.by} as {event.role}" if event.role else event.by
             why = f": {event.why}" if event.why else ""
             raise Rejected(f"{self.name} was rejected by {by}{why}", event.by, event.why, event.role, approval)
+        if event.choice == "denied":
+            raise load_exception(said.value, ())
         if event.choice != "approve":
             raise ApprovalExpired(f"nobody has approved {self.name} within {_told(request.within)}", approval)
         return Grant(approval, self.call.raw, said.expires_at, request.recheck)

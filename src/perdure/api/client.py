@@ -69,6 +69,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PLAIN = codec_for(Any)
 
 REASON_CHARACTERS_MAX = 100_000
+GOAL_CHARACTERS_MAX = 10_000
 ROWS_MAX = 2**31 - 1
 """More than any store has."""
 
@@ -430,12 +431,18 @@ class Client:
         id: str | None = None,
         tags: Mapping[str, str] | None = None,
         delay: timedelta | float = 0,
+        goal: str = "",
+        scope: Mapping[str, str] | None = None,
     ) -> Run[R]:
         """Start a run, durable when this returns.
 
-        The same id with the same workflow and input attaches to that run, also when it has finished; with anything else
-        it raises RunConflictError and the first run is unharmed. Without an id a new one is made up. EncodeError when
-        the arguments cannot be recorded; nothing is written then.
+        The same id with the same workflow, input and scope attaches to that run, also when it has finished; with
+        anything else it raises RunConflictError and the first run is unharmed. Without an id a new one is made up.
+        EncodeError when the arguments cannot be recorded; nothing is written then.
+
+        `goal`: what the run is for, in words, for whoever looks at it. `scope`: what it is about, by names
+        (`{"order": "42"}`); policies can hold its calls to that, and its child runs have the same. Both are recorded
+        with its beginning and never change.
         """
         _check_call(call)
         spec = call.of.spec
@@ -446,7 +453,7 @@ class Client:
         due = now + round(_delay_seconds(delay) * 1_000_000)
         new = new_run(
             spec, _checked_id(id), raw, now=now, tags=checked_tags(tags),
-            owner=None if delay else self._owner(spec), due_at=due,
+            owner=None if delay else self._owner(spec), due_at=due, goal=checked_goal(goal), scope=checked_scope(scope),
         )  # fmt: skip
         outcome = await self._write(new)
         if isinstance(outcome, Exists):
@@ -460,7 +467,7 @@ class Client:
     async def _attach(self, info: RunInfo, new: NewRun, spec: WorkflowSpec) -> Run[Any]:
         if (info.workflow, info.input_digest) != (new.workflow, new.input_digest):
             other = f"{info.workflow} version {info.version}" + (
-                " with another input" if info.workflow == new.workflow else ""
+                " with another input or scope" if info.workflow == new.workflow else ""
             )
             raise RunConflictError(
                 f"run id {info.run_id!r} belongs to {other}: choose another id; that run is unharmed"
@@ -595,6 +602,18 @@ class Client:
         )
         requests.check_sent(await self._write(sent), sent)
         self._mailed()
+
+    async def acknowledge(self, run: str, *, call: str | None = None, by: str, comment: str = "") -> None:
+        """Say that you have seen what policies denied in a run, or one such call (as the inbox names it): it leaves the
+        inbox. Who, when and the comment are kept. DecisionRefused if there is nothing that nobody has seen, or if you
+        may not."""
+        from perdure.api.inbox import acknowledge
+
+        _refuse_inside("acknowledge")
+        person, now, store, authority = recordable(by, what="by"), self._clock.now(), self._store, self._authority
+        await self._read(
+            lambda: acknowledge(store, run, call, by=person, comment=comment, now=now, authority=authority)
+        )
 
     def _near_requests(self) -> builtins.list[str]:
         from perdure.api import requests
@@ -751,6 +770,19 @@ def checked_tags(tags: Any) -> dict[str, str]:
         recordable(name, what="tag name")
         recordable(value or "-", what=f"tag {name}")
     return given
+
+
+def checked_goal(goal: Any) -> str:
+    """A goal as it is kept."""
+    return recordable(goal, what="goal", length_max=GOAL_CHARACTERS_MAX) if goal != "" else ""
+
+
+def checked_scope(scope: Any) -> dict[str, str]:
+    """A scope as it is kept: names and values are texts."""
+    given = mapping(scope)
+    if given is None or not all(isinstance(each, str) for pair in given.items() for each in pair):
+        raise UsageError(f'scope={scope!r}: a dict of texts, as in scope={{"order": "42"}}')
+    return {recordable(name, what="scope"): recordable(value, what=f"scope {name}") for name, value in given.items()}
 
 
 def _checked_limit(limit: Any, what: str) -> int:

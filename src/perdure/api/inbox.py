@@ -24,15 +24,19 @@ from perdure.clock import MICROSECONDS, when
 from perdure.codec import ValueCodec
 from perdure.codec.canonical import canonical_bytes
 from perdure.decisions import ApprovalEntry
+from perdure.decisions.authority import Authority
+from perdure.decisions.request import decode_request
 from perdure.decisions.urgency import Place, place
 from perdure.engine.calls import CONFIRM_UNDO, NO_UNDO
 from perdure.engine.known import Standing
-from perdure.errors import HistoryCorruptError
+from perdure.errors import DecisionRefused, HistoryCorruptError
+from perdure.gates import denial
+from perdure.gates.denial import DENIED
 from perdure.history import events as e
 from perdure.ledger import EffectState
 from perdure.runtime import mail, silence
 from perdure.specs import StepSpec, WorkflowSpec
-from perdure.store.protocol import CONTROL_KINDS, Filter, Mail, Row, RunInfo, Status, Store, WorkerInfo
+from perdure.store.protocol import CONTROL_KINDS, Filter, Mail, Note, Row, RunInfo, Status, Store, WorkerInfo
 
 DUE_SECONDS_BEFORE_A_PERSON_HEARS = 60.0
 DUE_SECONDS_ALTHOUGH_SERVED = 300.0
@@ -170,6 +174,7 @@ def entries(store: Store, now: int) -> list[InboxEntry]:
     found = [entry for info in _runs(store, Status.BLOCKED) for entry in blocked(store, info)]
     found += (asked(store, row) for row in requests.pending(store))
     found += unmoved(store, now)
+    found += (denied(store, note) for note in store.notes(DENIED))
     return sorted(found, key=lambda entry: entry.place)
 
 
@@ -287,6 +292,53 @@ def asked_of(spec: WorkflowSpec, call: str) -> ValueCodec | None:
     named = [getattr(each, "spec", None) for each in list(vars(module).values())] if module is not None else []
     found = {id(each): each for each in named if isinstance(each, StepSpec) and each.name == name}
     return next(iter(found.values())).result if len(found) == 1 else None
+
+
+# ── calls that policies have denied ─────────────────────────────────────────────────────────
+
+SEEN: Choices = {"acknowledge": "it is not shown any more; nothing else changes, the run has heard of it"}
+
+
+def denied(store: Store, note: Note) -> InboxEntry:
+    """A call that a policy has denied: nothing waits for a person, but one is to know of it."""
+    it = denial.decode(note.body)
+    return InboxEntry(
+        it.run_id, it.workflow, it.version, DENIED, when(note.at), f"{it.name}: {it.denied.told}: {it.why}", it.call,
+        SEEN, sent=_wanted(store, it), id=entry_id(it.rid, DENIED, it.call, note.at),
+    )  # fmt: skip
+
+
+def _wanted(store: Store, it: denial.Denial) -> Any:
+    """The arguments of a call that was denied; None if they are not kept."""
+    info = store.find(it.run_id)
+    if info is None or info.rid != it.rid:
+        return None
+    raw: bytes | None = None
+    for row in store.load(it.rid, from_seq=0).rows:
+        event = e.decode(row.envelope)
+        if isinstance(event, e.StepStarted | e.StepFailed) and event.label == it.call and event.input is not None:
+            raw = payload(store, it.rid, row, "input")
+        elif isinstance(event, e.PersonAsked) and event.label == it.call:
+            asked_for = payload(store, it.rid, row, "input")
+            raw = None if asked_for is None else bytes(decode_request(asked_for).arguments)
+    return None if raw is None else msgspec.json.decode(raw)
+
+
+def acknowledge(
+    store: Store, run_id: str, call: str | None, *, by: str, comment: str, now: int, authority: Authority | None
+) -> None:
+    """Somebody has seen what was denied in a run: all of it, or one call. DecisionRefused if there is nothing of the
+    kind: so of two who say so at once, one is told that."""
+    about = f"what was denied in run {run_id}"
+    requests.check_allowed(authority, DENIED, "acknowledge", by=by, about=about)
+    is_changed = False
+    for note in store.notes(DENIED):
+        it = denial.decode(note.body)
+        if it.run_id == run_id and call in {None, it.call}:
+            body = denial.encode(msgspec.structs.replace(it, by=by, comment=comment, seen_at=now))
+            is_changed |= store.move_note(DENIED, note.key, Note(denial.SEEN, f"{note.key}/{note.at}", body, note.at))
+    if not is_changed:
+        raise DecisionRefused(f"{about}: there is nothing that nobody has seen; nothing was changed", "", "unknown")
 
 
 # ── runs that do not move ───────────────────────────────────────────────────────────────────

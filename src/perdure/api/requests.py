@@ -18,7 +18,18 @@ from perdure.decisions.request import decode_request
 from perdure.errors import DecisionRefused, DecodeError, RunFinishedError, UnknownNameError, UsageError
 from perdure.specs import members, recordable
 from perdure.store import rules
-from perdure.store.protocol import DECISION_KIND, ApprovalFilter, Decide, Ended, Mail, Missing, Outcome, Refused, Store
+from perdure.store.protocol import (
+    DECISION_KIND,
+    NO_TAGS,
+    ApprovalFilter,
+    Decide,
+    Ended,
+    Mail,
+    Missing,
+    Outcome,
+    Refused,
+    Store,
+)
 
 HASH_DIGITS = 64
 HASH_DIGITS_MIN = 8
@@ -49,6 +60,8 @@ class RequestSummary(msgspec.Struct, frozen=True):
     approve. `type`: what an answer is; `answers`: all there are, where they can be listed. `facts`: what the call rests
     on, as it was when it was asked. `used_by`: the operation, or the call, that has used an approval up. `risk`: `high`
     if the call cannot be taken back, or is declared so.
+    `policy`: which rules wanted the approval when it was asked for. `goal`, `scope`: what the run has stated when it
+    was started.
     """
 
     id: str
@@ -75,6 +88,9 @@ class RequestSummary(msgspec.Struct, frozen=True):
     expires_at: datetime | None
     used_by: str
     risk: str = ""
+    policy: str = ""
+    goal: str = ""
+    scope: Mapping[str, str] = NO_TAGS
 
 
 def summary_of(store: Store, row: ApprovalEntry) -> RequestSummary:
@@ -86,6 +102,7 @@ def summary_of(store: Store, row: ApprovalEntry) -> RequestSummary:
         row.quorum, row.recheck, body.type, tuple(map(msgspec.json.decode, body.choices)),
         {name: msgspec.json.decode(value) for name, value in body.facts}, said, when(row.asked_at),
         when(row.updated_at), when(row.expires_at) if row.expires_at else None, row.used_by, body.risk,
+        row.policy, row.goal, msgspec.json.decode(row.scope) if row.scope else NO_TAGS,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from perdure.store.protocol import NewRun, Outcome, RunInfo, Status, Store, Writ
 
 if TYPE_CHECKING:
     from perdure.api.announcing import Announcer, Hook
+    from perdure.gates.policy import Policy
     from perdure.runtime.host import Host
     from perdure.runtime.outbox import Handler
     from perdure.runtime.standstill import Standstill
@@ -49,7 +50,7 @@ class Runtime(Client):
     `lease`: how long a worker may be silent before others take over (default 10 s). `concurrent_runs`,
     `concurrent_steps`, `threads`: caps. `evict_after`: how long a waiting run stays in memory (default 1 s). `grace`:
     how long leaving waits for effects that were sent (default 30 s). `guard`: checked mode (see the docs on
-    determinism).
+    determinism). `policy`: what the calls of all runs executed here are held to, beside their workflow's own policy.
 
     Leaving it (`async with`) waits for effects that were sent, up to `grace`, writes what came in, cancels plain steps
     under way (they run again in the next process), and names in the log what is unfinished. Nothing is marked as
@@ -76,6 +77,7 @@ class Runtime(Client):
         threads: int = 32,
         grace: timedelta | float = 30.0,
         guard: bool = False,
+        policy: Policy | None = None,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(store, workflows=workflows, authority=authority, clock=clock)
@@ -94,6 +96,7 @@ class Runtime(Client):
             runs_max=concurrent_runs, steps_max=concurrent_steps, threads_max=threads, adopt=adopt,
             provided=_provided(provide), outbox={**_handlers(outbox), **self._told}, guard=guard,
             authority=self._authority,
+            policy=None if policy is None else _checked_policy(policy),
         )  # fmt: skip
         self._catalog = catalog_of(self._workflows)
         self._host_open: Host | None = None
@@ -201,12 +204,14 @@ class Runtime(Client):
         id: str | None = None,
         tags: Mapping[str, str] | None = None,
         delay: timedelta | float = 0,
+        goal: str = "",
+        scope: Mapping[str, str] | None = None,
     ) -> Run[R]:
         """Start a run, durable when this returns; see `Client.start`. It is executed here at once, unless
         `concurrent_runs` are in memory."""
         self._starting += 1  # itself included, until the run is in memory
         try:
-            return await super().start(call, id=id, tags=tags, delay=delay)
+            return await super().start(call, id=id, tags=tags, delay=delay, goal=goal, scope=scope)
         finally:
             asyncio.get_running_loop().call_soon(self._has_started)
 
@@ -291,6 +296,12 @@ def _told(hook: Hook | None, webhook: Webhook | None, clock: Clock) -> Mapping[s
     from perdure.api.announcing import handlers_of
 
     return handlers_of(hook, webhook, clock)
+
+
+def _checked_policy(policy: Any) -> Any:
+    from perdure.api.policies import checked_policy  # only for those who have one
+
+    return checked_policy(policy, "Runtime")
 
 
 def _provided(given: Any) -> dict[type, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from perdure.api.calls import Call
-from perdure.api.client import Run
+from perdure.api.client import Run, checked_scope
 from perdure.api.runtime import Runtime
 from perdure.api.settings import store_from
 from perdure.api.source import named_in
@@ -16,8 +17,12 @@ from perdure.api.workflow import AnyWorkflow, SyncWorkflow, Workflow
 from perdure.clock import SystemClock
 from perdure.codec import digest
 from perdure.errors import RunConflictError, UsageError
+from perdure.history.events import identity_of
 from perdure.specs import WorkflowSpec, several
 from perdure.store.protocol import FINAL, Filter, RunInfo, Status, Store
+
+if TYPE_CHECKING:
+    from perdure.gates.policy import Policy
 
 R = TypeVar("R")
 
@@ -33,12 +38,17 @@ def run(
     workflows: Iterable[Any] = (),
     provide: Mapping[type, Any] | None = None,
     wait_blocked: bool = False,
+    goal: str = "",
+    scope: Mapping[str, str] | None = None,
+    policy: Policy | None = None,
 ) -> R:
     """Execute a workflow here, to its end, and give its result, or raise what it raised.
 
     Without an id it goes on with the unfinished run of the same workflow and input, and says so on stderr; only if
     there is none, a new one is started. With an id it is that run, finished or not. Ctrl-C leaves the run as it is: it
     goes on the next time. Runs of others in the store are let be.
+
+    `goal`, `scope`: see `Client.start`; another scope is another run. `policy`: see `Runtime`.
 
     Known to it are the call's workflow and those that its code names, besides `workflows`. RunBlockedError when the run
     is parked, unless `wait_blocked`. UsageError under a running event loop: `await runtime.start(...)` there.
@@ -53,8 +63,9 @@ def run(
     clock = SystemClock()
     opened = store_from(store, clock)
     try:
-        runtime = Runtime(opened, workflows=known, adopt="own", provide=provide, clock=clock)
-        return asyncio.run(_run(runtime, opened, call, id, wait_blocked=wait_blocked))
+        runtime = Runtime(opened, workflows=known, adopt="own", provide=provide, policy=policy, clock=clock)
+        start = partial(start_or_attach, runtime, opened, call, id, goal=goal, scope=scope)
+        return asyncio.run(_run(runtime, start, wait_blocked=wait_blocked))
     finally:
         if opened is not store:
             opened.close()
@@ -87,9 +98,9 @@ def _is_loop_running() -> bool:
     return True
 
 
-async def _run(runtime: Runtime, store: Store, call: Call[R], id: str | None, *, wait_blocked: bool) -> R:
+async def _run(runtime: Runtime, start: Callable[[], Awaitable[Run[R]]], *, wait_blocked: bool) -> R:
     async with runtime:
-        run = await start_or_attach(runtime, store, call, id)
+        run = await start()
         if run.how != "started":
             _say(f"run {run.id} {'goes on' if run.how == 'attached' else await finished(run)}")
         try:
@@ -116,24 +127,26 @@ def _say(what: str) -> None:
 
 
 async def start_or_attach(
-    runtime: Runtime, store: Store, call: Call[R], id: str | None = None, *, tags: Mapping[str, str] | None = None
-) -> Run[R]:
-    """The run of that id in the runtime's store; without one, the unfinished run of the same workflow and input, else a
-    new one.
+    runtime: Runtime, store: Store, call: Call[R], id: str | None = None, *, tags: Mapping[str, str] | None = None,
+    goal: str = "", scope: Mapping[str, str] | None = None,
+) -> Run[R]:  # fmt: skip
+    """The run of that id in the runtime's store; without one, the unfinished run of the same workflow, input and scope,
+    else a new one.
 
     Its id follows from workflow and input, so that of several scripts at the same time one starts it and the others
     attach. RunConflictError if the unfinished run is of a version that is not executed here."""
     if id is None:
         spec = cast(WorkflowSpec, call.of.spec)
-        input_digest = digest(spec.arguments.dumps(call.args, call.kwargs))
-        return await runtime.start(call, id=_id_for(runtime, store, spec, input_digest), tags=tags)
-    return await runtime.start(call, id=id, tags=tags)
+        identity = identity_of(digest(spec.arguments.dumps(call.args, call.kwargs)), checked_scope(scope))
+        found = _id_for(runtime, store, spec, identity)
+        return await runtime.start(call, id=found, tags=tags, goal=goal, scope=scope)
+    return await runtime.start(call, id=id, tags=tags, goal=goal, scope=scope)
 
 
-def _id_for(runtime: Runtime, store: Store, spec: WorkflowSpec, input_digest: bytes) -> str:
-    info = _unfinished(store, spec.name, input_digest)
+def _id_for(runtime: Runtime, store: Store, spec: WorkflowSpec, identity: bytes) -> str:
+    info = _unfinished(store, spec.name, identity)
     if info is None:
-        return _next_id(store, f"{spec.name}-{input_digest.hex()[:8]}")
+        return _next_id(store, f"{spec.name}-{identity.hex()[:8]}")
     if not runtime.executes(info.workflow, info.version):
         raise RunConflictError(
             f"run {info.run_id} has the same input and is unfinished, but is of version {info.version}, which is not "
@@ -143,12 +156,12 @@ def _id_for(runtime: Runtime, store: Store, spec: WorkflowSpec, input_digest: by
     return info.run_id
 
 
-def _unfinished(store: Store, workflow: str, input_digest: bytes) -> RunInfo | None:
-    """The newest unfinished run of this workflow and input that is nobody's child."""
+def _unfinished(store: Store, workflow: str, identity: bytes) -> RunInfo | None:
+    """The newest unfinished run of this workflow, input and scope that is nobody's child."""
     before = None
     while page := store.runs(Filter(workflow, UNFINISHED, before_rid=before, limit=RUNS_PER_READ)):
         for info in page:
-            if info.input_digest == input_digest and info.parent_run_id is None:
+            if info.input_digest == identity and info.parent_run_id is None:
                 return info
         before = page[-1].rid
     return None

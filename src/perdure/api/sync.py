@@ -159,9 +159,12 @@ class SyncClient:
         id: str | None = None,
         tags: Mapping[str, str] | None = None,
         delay: timedelta | float = 0,
+        goal: str = "",
+        scope: Mapping[str, str] | None = None,
     ) -> SyncRun[R]:
         """Start a run, durable when this returns; see `Client.start`."""
-        return SyncRun(self._door.wait(self._client.start(call, id=id, tags=tags, delay=delay), "start"), self._door)
+        starting = self._client.start(call, id=id, tags=tags, delay=delay, goal=goal, scope=scope)
+        return SyncRun(self._door.wait(starting, "start"), self._door)
 
     def get(self, id: str) -> SyncRun[Any]:
         """A handle on a run. UnknownNameError, with near ids, if there is none."""
@@ -245,6 +248,10 @@ class SyncClient:
         """Hand a decision that is yours on to somebody else; see `Client.delegate`."""
         handed = self._client.delegate(id, to=to, hash=hash, by=by, role=role, comment=comment, run=run)
         self._door.wait(handed, "delegate")
+
+    def acknowledge(self, run: str, *, call: str | None = None, by: str, comment: str = "") -> None:
+        """Say that you have seen what policies denied in a run; see `Client.acknowledge`."""
+        self._door.wait(self._client.acknowledge(run, call=call, by=by, comment=comment), "acknowledge")
 
     def requests(
         self,

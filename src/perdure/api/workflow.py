@@ -33,6 +33,7 @@ from perdure.specs import (
 
 if TYPE_CHECKING:
     from perdure.engine.execution import Execution
+    from perdure.gates.policy import Policy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -266,13 +267,15 @@ def workflow(
     receives: Mapping[str, Any] | None = None,
     raises: Iterable[type[BaseException]] = (),
     replays: Iterable[int] = (),
+    policy: Policy | None = None,
 ) -> _WorkflowDecorator: ...
 def workflow(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Declare a workflow: the deterministic function that orchestrates steps.
 
     `name` (default: the function's), `version` (from 1 on). `receives={"reply": Reply}` declares names and types of
     messages; without it any name is taken, with plain JSON. `raises`: exception classes that are rebuilt as such for
-    whoever waits for the result. `replays={7}`: this code also continues runs of version 7.
+    whoever waits for the result. `replays={7}`: this code also continues runs of version 7. `policy`: what its calls
+    are held to, beside the policy of the runtime that executes it.
 
     Raises DeclarationError for what cannot be a workflow, and says how to mend it.
 
@@ -296,6 +299,7 @@ def _workflow_with(
     receives: Mapping[str, Any] | None = None,
     raises: Iterable[type[BaseException]] = (),
     replays: Iterable[int] = (),
+    policy: Policy | None = None,
 ) -> Any:
     if not is_whole(version) or version < 1:
         raise DeclarationError(f"workflow(version={version!r}): a whole number from 1 on")
@@ -311,8 +315,15 @@ def _workflow_with(
             recordable(message, what="workflow(receives=): message name"): codec_for(hint)
             for message, hint in receives.items()
         },
+        policy=None if policy is None else _checked_policy(policy),
     )  # fmt: skip
     return cast(Any, Workflow if is_async else SyncWorkflow)(spec)
+
+
+def _checked_policy(policy: Any) -> Any:
+    from perdure.api.policies import checked_policy  # only for those who have one
+
+    return checked_policy(policy, "workflow")
 
 
 WORKFLOW_OPTIONS = tuple(inspect.signature(_workflow_with).parameters)[1:]

@@ -124,7 +124,9 @@ def tell(event: e.AnyEvent) -> Told:
     """
     match event:
         case e.RunStarted(workflow, version):
-            return Told(f"{workflow} version {version} started", "input")
+            scope = ", ".join(f"{name} {value}" for name, value in (event.scope or {}).items())
+            stated = (f" for {event.goal!r}" if event.goal else "") + (f", scope: {scope}" if scope else "")
+            return Told(f"{workflow} version {version} started{stated}", "input")
         case e.ChapterStarted(number):
             return Told(f"chapter {number + 1} began", "input")
         case e.RunCompleted():
@@ -137,6 +139,8 @@ def tell(event: e.AnyEvent) -> Told:
             return Told("sent", "input", event.attempt)
         case e.EffectSucceeded():
             return Told(f"succeeded{KNOWN_BY.get(event.how, '')}", "output", event.attempt, event.started_at)
+        case e.StepFailed(denied=e.Denied() as denied):
+            return Told(f"denied by {denied.told}", "error", event.attempt)
         case e.EffectFailed():
             return Told(f"failed: {event.how}", "error", event.attempt, event.started_at)
         case e.EffectNotDone():
@@ -192,6 +196,8 @@ def tell(event: e.AnyEvent) -> Told:
             return Told(f"{how}{event.id} {event.choice}{to}{_by(event.by)}{why}")
         case e.ApprovalSpent():
             return Told(f"approval {event.id} has lapsed" if event.lapsed else f"uses approval {event.id}")
+        case e.PersonAnswered(choice="denied"):
+            return Told("denied, and nobody was asked", "error")
         case e.PersonAnswered(choice="expired"):
             return Told("nobody decided in time")
         case e.PersonAnswered():

@@ -127,10 +127,10 @@ def _disagreements(info: RunInfo, events: Sequence[e.Event | None]) -> Iterator[
     first, last = (events[0], events[-1]) if events else (None, None)
     if not isinstance(first, e.RunStarted):
         yield "its history does not begin with a beginning"
-    elif (first.workflow, first.version, first.parent, first.input) != (
+    elif (first.workflow, first.version, first.parent, first.identity) != (
         info.workflow, info.version, info.parent_run_id, info.input_digest
     ):  # fmt: skip
-        yield "the index says another workflow, version, parent or input than the history"
+        yield "the index says another workflow, version, parent, input or scope than the history"
     ending = STATUS_OF_ENDING.get(type(last)) if last is not None else None
     if ending != (info.status if info.status.is_final else None):
         yield f"the index says {info.status}, the history {ending or 'that it has not ended'}"

@@ -31,7 +31,9 @@ class ApprovalEntry(NamedTuple):
     `call` is the call that asks (`chapter:task:n`); `label` the same, readable. `subject`: the name of the call to be
     approved, or the question. `body`: the request as canonical JSON if it is small; a large one is in the run's blobs
     under `body_digest`. `approvers`: who may decide now, persons and roles. `said`: what people said that counted.
-    `used_by`: what used it up, an operation id or the label of a call.
+    `used_by`: what used it up, an operation id or the label of a call. `policy`: which rules wanted it when it was
+    asked for, in words; they are judged again when the call is made. `goal`, `scope` (a JSON object, or nothing):
+    what the run has stated.
     """
 
     approval_id: str
@@ -56,6 +58,9 @@ class ApprovalEntry(NamedTuple):
     body: bytes | None = None
     said: tuple[Vote, ...] = ()
     used_by: str = ""
+    policy: str = ""
+    goal: str = ""
+    scope: str = ""
 
     def moved(self, happening: Happening, *, now: int) -> ApprovalEntry:
         """The row after this. PerdureBug if that cannot happen to it."""

@@ -44,7 +44,7 @@ def told_of_effects(events: Iterable[tuple[e.Event | None, int]]) -> dict[str, T
                 told[event.operation] = Told(EffectState.FAILED_RETRYABLE, at)
             case e.EffectSucceeded() if event.how != "reused":
                 told[event.operation] = Told(EffectState.SUCCEEDED, at, event)
-            case e.EffectFailed() if event.how == "cancelled" and sent.get(event.operation) == event.key:
+            case e.EffectFailed() if event.how in {"cancelled", "denied"} and sent.get(event.operation) == event.key:
                 told[event.operation] = Told(EffectState.FAILED_FINAL, at, event)  # given up between two attempts
             case e.EffectFailed() if event.how not in SAYS_NOTHING_OF_ITS_OWN:
                 told[event.operation] = Told(EffectState.FAILED_FINAL, at, event)

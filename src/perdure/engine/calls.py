@@ -62,25 +62,25 @@ class Ask:
 
 
 class StepAsk(Ask):
-    """A step to be performed. `input` are its arguments, canonical; `packed` the same as it is to be stored."""
+    """A step to be performed. `input` are its arguments, canonical; `packed` the same as it is to be stored. `grant`:
+    the approval that it is made under; a plain step has none unless it was approved."""
 
-    __slots__ = ("input", "is_recorded", "packed", "spec", "view")
+    __slots__ = ("grant", "input", "is_recorded", "packed", "spec", "view")
     kind = "step"
     is_recorded: bool
     spec: StepSpec
     input: bytes
     packed: Packed | None
     view: bytes | None
+    grant: Grant | None
 
 
 class EffectAsk(StepAsk):
     """An effect to be performed. Once it may have left, a cancelled one is held until its outcome is known."""
 
-    __slots__ = ("business_key", "grant", "revision", "undoes")
+    __slots__ = ("business_key", "revision", "undoes")
     kind = "effect"
     business_key: str
-    grant: Grant | None
-    """The approval that it is made under, if it needs one."""
     revision: int
     """The first that it may have."""
     undoes: str
@@ -163,9 +163,10 @@ class QuestionAsk(Ask):
 
 class RequestAsk(QuestionAsk):
     """Code that waits until people have decided about a request. `raw`: the body, canonical; `packed` the same as it is
-    stored. `codec`: how an answer is read. From `expires_at` on (microseconds; 0: never) no decision counts."""
+    stored. `codec`: how an answer is read. From `expires_at` on (microseconds; 0: never) no decision counts. `about`:
+    the step or effect that is to be approved."""
 
-    __slots__ = ("codec", "expires_at", "handle", "id", "packed", "raw", "request")
+    __slots__ = ("about", "codec", "expires_at", "handle", "id", "packed", "raw", "request")
     request: Request
     codec: ValueCodec
     id: str
@@ -173,6 +174,7 @@ class RequestAsk(QuestionAsk):
     packed: Packed
     expires_at: int
     handle: Any
+    about: StepSpec | None
 
     @property
     def kind(self) -> str:  # type: ignore[override]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -55,13 +55,15 @@ Ending = Completed | Failed | WasCancelled | NextChapter
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """What a chapter begins with."""
+    """What a chapter begins with. `goal`, `scope`: what the run has stated when it was started."""
 
     seed: int
     input: bytes
     at: int
     chapter: int = 0
     carried: tuple[tuple[str, bytes], ...] = ()
+    goal: str = ""
+    scope: Mapping[str, str] | None = None
 
 
 def next_chapter(

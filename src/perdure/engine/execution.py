@@ -492,7 +492,7 @@ class Execution:
                 self.notes += (e.RunBlocked(reason, hint, *key, question, use),)
         return ask.future
 
-    def ask_request(self, request: Request, codec: ValueCodec) -> RequestAsk:
+    def ask_request(self, request: Request, codec: ValueCodec, about: StepSpec | None = None) -> RequestAsk:
         """The code asks people, and waits until they have decided. The future gets the event that says so, and the
         value that came with it."""
         name = request.label
@@ -502,7 +502,7 @@ class Execution:
         key, use = self._identify(name)
         ask = RequestAsk(key, name, use, self._future())
         ask.request, ask.codec, ask.raw, ask.packed = request, codec, raw, pack(raw, self.memo)
-        ask.handle = None
+        ask.handle, ask.about = None, about
         ask.id = approval_id(self.run_id, identity(self.beginning.chapter, *key))
         ask.expires_at = self.now_us + request.within if request.within else 0
         difference = self.claims.of_call(ask, ask.packed.digest, raw)

@@ -13,9 +13,13 @@ of the arguments counts, where a step declares that; `kept` is False where only 
 
 # No `from __future__ import annotations`: to read them again from text, for the decoder, takes msgspec a twentieth of
 # `import perdure`.
+from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any, ClassVar, get_args
 
 import msgspec
+
+from perdure.codec.canonical import canonical_bytes
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, tag_field="event"):
@@ -56,7 +60,8 @@ class Keyed(Event, frozen=True, omit_defaults=True, gc=False, tag_field="event")
 
 
 class RunStarted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.started"):
-    """The first event. `input` are the workflow's arguments; `seed` feeds its randomness."""
+    """The first event. `input` are the workflow's arguments; `seed` feeds its randomness. `goal`: what the run is for,
+    in words; `scope`: what it is about, by names, which policies hold its calls to."""
 
     workflow: str
     version: int
@@ -64,6 +69,13 @@ class RunStarted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.star
     manifest: dict[str, Any]
     input: bytes
     parent: str | None = None
+    goal: str = ""
+    scope: dict[str, str] | None = None
+
+    @property
+    def identity(self) -> bytes:
+        """What has to be the same for the same id to mean the same run: input and scope. A goal is words."""
+        return identity_of(self.input, self.scope)
 
 
 class ChapterStarted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.continued"):
@@ -74,6 +86,8 @@ class ChapterStarted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.
     manifest: dict[str, Any]
     input: bytes
     output: bytes
+    goal: str = ""
+    scope: dict[str, str] | None = None
 
 
 class RunCompleted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.completed"):
@@ -88,7 +102,26 @@ class RunCancelled(Event, frozen=True, omit_defaults=True, gc=False, tag="run.ca
     forced: bool = False
 
 
+def identity_of(input_digest: bytes, scope: Mapping[str, str] | None) -> bytes:
+    """What a run is compared by when its id is used again: its input's digest, and with a scope one of both. 32 bytes.
+    """
+    return sha256(input_digest + canonical_bytes(dict(scope))).digest() if scope else input_digest
+
+
 # ── steps ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Denied(msgspec.Struct, frozen=True, gc=False):
+    """Which rule of which policy let a call not pass."""
+
+    policy: str
+    version: str
+    rule: str
+
+    @property
+    def told(self) -> str:
+        """In words."""
+        return f"policy {self.policy} version {self.version}, rule {self.rule!r}"
 
 
 class StepStarted(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.started"):
@@ -113,7 +146,8 @@ class StepCompleted(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.
 
 
 class StepFailed(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.failed"):
-    """No further attempt. `output` is the exception."""
+    """No further attempt. `output` is the exception. `denied`: it was not performed, since a policy did not let it
+    pass."""
 
     is_outcome: ClassVar[bool] = True
     output: bytes = b""
@@ -122,6 +156,7 @@ class StepFailed(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.fai
     kept: bool = True
     attempt: int = 1
     started_at: int = 0
+    denied: Denied | None = None
 
 
 class AttemptFailed(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.attempt_failed"):
@@ -176,8 +211,8 @@ class EffectSucceeded(StepCompleted, frozen=True, omit_defaults=True, gc=False, 
 
 
 class EffectFailed(StepFailed, frozen=True, omit_defaults=True, gc=False, tag="effect.failed"):
-    """Proven that it did not happen. `how`: refused, gave_up, denied (nothing was sent), settled, cancelled, or what
-    Prepare found: conflict, duplicate, reused."""
+    """Proven that it did not happen. `how`: refused, gave_up, denied (a gate did not let it pass: nothing was sent),
+    settled, cancelled, or what Prepare found: conflict, duplicate, reused."""
 
     operation: str = ""
     business_key: str = ""

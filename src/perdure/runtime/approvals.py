@@ -16,8 +16,10 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from perdure.clock import time_text
-from perdure.codec import pack
+from perdure.codec import dump_exception, pack
 from perdure.decisions import (
     ApprovalEntry,
     ApprovalState,
@@ -34,10 +36,18 @@ from perdure.decisions import (
 from perdure.decisions.deciding import decode_decision, encode_decision
 from perdure.decisions.entry import BODY_IN_ROW_BYTES_MAX, What
 from perdure.engine.calls import Grant, Key, RequestAsk
-from perdure.errors import ApprovalExpired, AuthorityUnreadableError, CheckTooOld, PerdureBug, PerdureError
+from perdure.errors import (
+    ApprovalExpired,
+    AuthorityUnreadableError,
+    CheckTooOld,
+    PerdureBug,
+    PerdureError,
+    PolicyDenied,
+)
 from perdure.history import events as e
 from perdure.runtime import mail
 from perdure.runtime.live import Entry, LiveRun
+from perdure.specs import EffectSpec, StepSpec
 from perdure.store.protocol import DECISION_KIND, Letter, Mail
 
 if TYPE_CHECKING:
@@ -72,15 +82,17 @@ class Approvals:
     # ── asked ────────────────────────────────────────────────────────────────────────────────
     def ask(self, live: LiveRun, ask: RequestAsk) -> None:
         """The code asks in its own name: put it to people; or, once more, since it was asked before."""
-        self.put(live, (*ask.key, ask.name, ask.use), ask.id, ask.request, ask.raw, ask.packed, ask.expires_at)
+        of = (*ask.key, ask.name, ask.use)
+        self.put(live, of, ask.id, ask.request, ask.raw, ask.packed, ask.expires_at, ask.about)
 
     def put(
         self, live: LiveRun, of: tuple[str, int, str, int], approval: str, request: Request, raw: bytes, packed: Any,
-        expires_at: int,
+        expires_at: int, about: StepSpec | None = None,
     ) -> None:  # fmt: skip
-        """Put a request to people, announced once it is durable; one that was put before is announced as a repeat."""
+        """Put a request to people, announced once it is durable; one that was put before is announced as a repeat. What
+        policies refuse, approved or not, is denied at once, and nobody is asked."""
         if live.is_in_turn:
-            live.deferred += (partial(self.put, live, of, approval, request, raw, packed, expires_at),)
+            live.deferred += (partial(self.put, live, of, approval, request, raw, packed, expires_at, about),)
             return
         if live.is_gone or live.is_leaving:
             return
@@ -91,11 +103,18 @@ class Approvals:
         call = identity(live.execution.beginning.chapter, *of[:2])
         hashed = request_hash(live.run_id, call, info.workflow, info.version, raw)
         event = e.PersonAsked(*of, request.kind, approval, hashed, info.version, packed.digest, expires_at)
+        stated = live.execution.beginning
+        scope = msgspec.json.encode(stated.scope, order="sorted").decode() if stated.scope else ""
+        policy, refused = self._turns.gates.request(live, about, request) if self._is_gated(live, about) else ("", None)
         row = ApprovalEntry(
             approval, live.rid, live.run_id, info.workflow, info.version, request.kind, call, event.label, request.name,
             event.hash, ApprovalState.PENDING, request.approvers, request.quorum, request.recheck, request.note, now,
-            now, expires_at, packed.digest, raw if len(raw) <= BODY_IN_ROW_BYTES_MAX else None,
+            now, expires_at, packed.digest, raw if len(raw) <= BODY_IN_ROW_BYTES_MAX else None, policy=policy,
+            goal=stated.goal, scope=scope,
         )  # fmt: skip
+        if refused is not None:
+            self._deny(live, event, row, packed, refused)
+            return
         early = live.execution.known.early.get(approval, ())
         self._record(live, event, row, input=packed)
         live.then += (lambda: self._announce(live, row, "new"),)
@@ -106,6 +125,23 @@ class Approvals:
                 live.letters += (self._again(live, approval, decided, value),)
                 live.then += (self._turns.on_letters,)
             row = self.row(live, approval) or row
+        self._turns.mark(live)
+
+    def _is_gated(self, live: LiveRun, about: StepSpec | None) -> bool:
+        return live.is_gated or (isinstance(about, EffectSpec) and not about.reversible)
+
+    def _deny(
+        self, live: LiveRun, asked: e.PersonAsked, row: ApprovalEntry, packed: Any, refused: PolicyDenied
+    ) -> None:
+        """It is not asked: recorded, and withdrawn in the same commit."""
+        self._turns.gates.note(live, asked.label, refused)
+        self._record(live, asked, row, input=packed)
+        raw = dump_exception(refused, ())
+        output = pack(raw, live.execution.memo)
+        event = e.PersonAnswered(*row.parts, "denied", why=refused.why, output=output.digest)
+        live.has_sections |= event.is_in_section
+        row = row.moved(Happening.WITHDRAWN, now=row.asked_at)
+        self._record(live, event, row, raw=raw, output=output, delivers=True)
         self._turns.mark(live)
 
     def _announce_again(self, live: LiveRun, id: str) -> None:
@@ -277,6 +313,13 @@ class Approvals:
             return CheckTooOld(f"{flight.ask.label}: what its approval rests on is to be read again")
         flight.approval = row.used(operation, now=now)
         return None
+
+    def unused(self, live: LiveRun, grant: Grant) -> ApprovalEntry | None:
+        """The row of an approval once the call that it was given for is not made: it is good for no other one."""
+        row = self.row(live, grant.id)
+        if row is None or row.status is not ApprovalState.APPROVED:
+            return None
+        return row.moved(Happening.LAPSED, now=self._turns.clock.now())
 
     def spent(self, live: LiveRun, event: e.ApprovalSpent) -> None:
         """A step or child that was approved begins, or does not because it is too late."""

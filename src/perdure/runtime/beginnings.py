@@ -45,15 +45,19 @@ SEED_OF: ContextVar[Callable[[str], int]] = ContextVar("perdure_seed_of", defaul
 
 def new_run(
     spec: WorkflowSpec, run_id: str, input_raw: bytes, *, now: int, parent: str | None = None, owner: str | None = None,
-    tags: Mapping[str, str] | None = None, due_at: int | None = None,
+    tags: Mapping[str, str] | None = None, due_at: int | None = None, goal: str = "",
+    scope: Mapping[str, str] | None = None,
 ) -> NewRun:  # fmt: skip
     """The rows that a run begins with."""
     packed = pack(input_raw, Memo())
-    started = e.RunStarted(spec.name, spec.version, SEED_OF.get()(run_id), manifest(spec), packed.digest, parent)
+    stated = dict(scope) if scope else None
+    started = e.RunStarted(
+        spec.name, spec.version, SEED_OF.get()(run_id), manifest(spec), packed.digest, parent, goal, stated
+    )
     envelope = e.encode(started)
     row = Row(0, now, e.kind(started), envelope, packed.inline, None, link(GENESIS, 0, now, envelope))
     return NewRun(
-        id=os.urandom(16), run_id=run_id, workflow=spec.name, version=spec.version, input_digest=packed.digest,
+        id=os.urandom(16), run_id=run_id, workflow=spec.name, version=spec.version, input_digest=started.identity,
         created_at=now, rows=(row,), blobs=packed.blobs, tags=dict(tags or {}), parent_run_id=parent, owner=owner,
         due_at=None if owner else (due_at if due_at is not None else now),
     )  # fmt: skip

@@ -38,15 +38,17 @@ class Children:
         now = max(self._turns.clock.now(), live.last_at)
         is_ours = ask.spec.key in self._turns.catalog and not self._turns.is_stopping
         new = new_run(
-            ask.spec, ask.run_id, ask.input, now=now, parent=live.run_id, owner=self._turns.worker if is_ours else None
-        )
+            ask.spec, ask.run_id, ask.input, now=now, parent=live.run_id,
+            owner=self._turns.worker if is_ours else None, scope=live.execution.beginning.scope,
+        )  # fmt: skip
         live.new_runs += (new,)
         self._record(live, ask, is_attached=False)
         live.then += (partial(self._admit_soon, new, ask.input),)
 
     def _attach_to_sibling(self, live: LiveRun, ask: ChildAsk, sibling: NewRun) -> None:
         """Another call of the same turn has just asked for a child of this id."""
-        if (sibling.workflow, sibling.version, sibling.input_digest) == (*ask.spec.key, ask.packed.digest):
+        identity = e.identity_of(ask.packed.digest, live.execution.beginning.scope)
+        if (sibling.workflow, sibling.version, sibling.input_digest) == (*ask.spec.key, identity):
             self._record(live, ask, is_attached=True)
             return
         ask.is_started = True

@@ -31,6 +31,7 @@ from perdure.errors import (
     DuplicateOperation,
     OperationConflict,
     PerdureError,
+    PolicyDenied,
     RunCancelledError,
     StepError,
     StoreError,
@@ -53,7 +54,7 @@ from perdure.ledger import (
     prepare,
 )
 from perdure.runtime.attempt import WHICH
-from perdure.runtime.live import Entry, LiveRun
+from perdure.runtime.live import Entry, LiveRun, is_about
 from perdure.runtime.operation import Operation
 from perdure.runtime.performer import PUT_OFF_MICROSECONDS, UNREADABLE_MICROSECONDS, Flight, Performer
 from perdure.runtime.retrying import Again, next_attempt
@@ -72,7 +73,8 @@ class EffectFlight(Flight):
     """An effect under way: through all its attempts, look-ups and waits, until it is proven or a person is asked."""
 
     __slots__ = (
-        "approval", "effects", "entry", "is_cancelled", "is_in_transaction", "is_under_way", "operations", "undone",
+        "approval", "before", "checked_at", "effects", "entry", "is_cancelled", "is_in_transaction", "is_under_way",
+        "operations", "undone",
     )  # fmt: skip
     ask: EffectAsk
     entry: LedgerEntry
@@ -80,6 +82,10 @@ class EffectFlight(Flight):
     """The row of the effect that this one takes back."""
     approval: ApprovalEntry | None
     """The row of the approval that it uses up, once it has."""
+    checked_at: int
+    """When it was last asked whether it may be sent."""
+    before: tuple[LedgerEntry, Standing | None, bool, int]
+    """Its row, where it stood, whether its call is recorded, and its number, before it was sent."""
 
     def __init__(self, effects: Effects, live: LiveRun, ask: EffectAsk, now: int) -> None:
         super().__init__(effects.performer, live, ask, Attempts(), now)
@@ -87,6 +93,7 @@ class EffectFlight(Flight):
         self.is_cancelled = self.is_in_transaction = self.is_under_way = False
         self.operations: dict[int, Operation] = {}
         self.undone = self.approval = None
+        self.checked_at, self.uses = 0, ()
 
     @property
     def spec(self) -> EffectSpec:
@@ -232,7 +239,13 @@ class Effects:
 
     def _deny(self, flight: EffectFlight, error: PerdureError, how: str, entry: LedgerEntry | None = None) -> None:
         """Refused before anything was sent. The row of the other call stays as it is."""
-        self.fail(flight, dump_exception(error, ()), how, entry)
+        denied = None
+        if isinstance(error, PolicyDenied):
+            denied = e.Denied(error.policy, error.version, error.rule)
+            self._turns.gates.note(flight.live, flight.ask.label, error)
+            if flight.ask.grant is not None:
+                flight.approval = self._turns.approvals.unused(flight.live, flight.ask.grant)
+        self.fail(flight, dump_exception(error, ()), how, entry, denied)
 
     def _given_up(self, flight: EffectFlight, why: str) -> LedgerEntry | None:
         """The row of an operation that is not sent any more. It has none if it never was: it may be asked for again."""
@@ -243,8 +256,42 @@ class Effects:
     def _gate(self, flight: EffectFlight) -> PerdureError | None:
         """May this effect be sent at all, and now? What has to hold in the commit that records its start is asked here.
         Why not, or None."""
+        is_gated = flight.live.is_gated or not flight.spec.reversible
+        if is_gated and not flight.may_have_left:  # else no policy takes it back
+            refused = self._turns.gates.effect(flight)
+            if refused is not None:
+                return refused
         grant = flight.ask.grant
         return None if grant is None else self._turns.approvals.gate(flight, grant)
+
+    def may_launch(self, flight: EffectFlight) -> bool:
+        """Whether what was checked for this attempt still holds when its body is about to be called. If it was checked
+        too long ago it is checked again, and denied if it may not be sent any more."""
+        if not flight.checked_at or flight.standing.is_resent or not self._turns.gates.is_old(flight):
+            return True
+        refused = self._turns.gates.effect(flight)
+        if refused is None:
+            return True
+        flight.is_under_way = False
+        flight.entry = flight.entry.moved(Happening.NOT_DONE, now=self._turns.clock.now())
+        self._deny(flight, refused, "denied", self._given_up(flight, str(refused)))
+        return False
+
+    def unsent(self, flight: EffectFlight, refused: PolicyDenied) -> None:
+        """Its start was not written, since its rate is used up: it is denied, from where it stood before."""
+        live, key = flight.live, flight.ask.key
+        flight.entry, standing, flight.ask.is_recorded, flight.number = flight.before
+        flight.is_start_recorded = flight.ask.is_recorded
+        flight.is_under_way = flight.is_in_transaction = False
+        flight.approval = None
+        if standing is None:
+            live.execution.known.effects.pop(key, None)
+        else:
+            live.execution.known.effects[key] = standing
+        if flight.is_cancelled:
+            self._give_up_cancelled(flight)
+        else:
+            self._deny(flight, refused, "denied", self._given_up(flight, str(refused)))
 
     def _answer(self, flight: EffectFlight, entry: LedgerEntry) -> None:
         """The operation has its answer already."""
@@ -285,9 +332,13 @@ class Effects:
         if refused is not None:
             self._deny(flight, refused, "denied", self._given_up(flight, str(refused)))
             return
+        standing = live.execution.known.effects.get(ask.key)
+        flight.before = (flight.entry, standing, ask.is_recorded, flight.number)
         if flight.spec.downstream.kind == "same_database":
             self._turns.transactions.begin(flight)
             return
+        if flight.uses:
+            self._turns.gates.count(flight)
         happening = Happening.SENT if flight.entry.status is not EffectState.STARTED else Happening.SENT_AGAIN
         entry = flight.entry = flight.entry.moved(happening, now=self._turns.clock.now())
         flight.number = entry.attempts - 1
@@ -330,9 +381,11 @@ class Effects:
         again, without that start, which is prepared again."""
         written, operation = live.landed(), outcome.entry.operation_id
         mine = [f for f in live.flights.values() if isinstance(f, EffectFlight) and f.is_about(operation)]
+        uses = tuple(use for use in written.append.uses if use.use_id != operation)
+        append = msgspec.structs.replace(written.append, uses=uses)
         entries = [entry for entry in written.entries if getattr(entry.event, "operation", "") != operation]
-        then = tuple(then for then in written.then if not _is_launch_of(then, mine))
-        live.take_back(msgspec.structs.replace(written, entries=entries, then=then))
+        then = tuple(then for then in written.then if not is_about(then, mine))
+        live.take_back(msgspec.structs.replace(written, append=append, entries=entries, then=then))
         for flight in mine:
             live.execution.known.effects.pop(flight.ask.key, None)
             flight.is_start_recorded = flight.ask.is_recorded = flight.is_under_way = False
@@ -464,13 +517,15 @@ class Effects:
         self.record(flight.live, event, entry, raw=raw, output=output, input=packed, delivers=True, undone=undone)
         self._turns.mark(live)
 
-    def fail(self, flight: EffectFlight, raw: bytes, how: str, entry: LedgerEntry | None) -> None:
+    def fail(
+        self, flight: EffectFlight, raw: bytes, how: str, entry: LedgerEntry | None, denied: e.Denied | None = None
+    ) -> None:
         live, ask = flight.live, flight.ask
         output = pack(raw, live.execution.memo)
         digest, view, kept, packed = self._input(flight)
         event = e.EffectFailed(
             *ask.key, ask.name, ask.use, output.digest, digest, view, kept, flight.number, flight.entry.started_at,
-            flight.entry.operation_id, ask.business_key, how,
+            denied, flight.entry.operation_id, ask.business_key, how,
         )  # fmt: skip
         self.performer.end(flight)
         approval = flight.approval if how == "denied" else None
@@ -692,10 +747,6 @@ def _is_about_key(failure: Failure) -> bool:
     """Whether a refusal is the other side's answer to everything that was sent under this key. That it is too busy, or
     that nothing left this time, says nothing about the attempts before."""
     return failure.sent is Sent.REFUSED and failure.kind is Kind.FINAL
-
-
-def _is_launch_of(then: Callable[[], None], flights: list[EffectFlight]) -> bool:
-    return isinstance(then, partial) and any(argument is flight for argument in then.args for flight in flights)
 
 
 def _duplicate(ask: EffectAsk, entry: LedgerEntry) -> DuplicateOperation:

@@ -110,7 +110,11 @@ class Ends:
         left_over = execution.mailbox.carried()
         packed, carried = pack(ending.input, execution.memo), pack(left_over, execution.memo)
         seed = load.next_seed(execution.beginning.seed, chapter)
-        event = e.ChapterStarted(chapter, seed, manifest(execution.spec), packed.digest, carried.digest)
+        before = execution.beginning
+        stated = None if before.scope is None else dict(before.scope)
+        event = e.ChapterStarted(
+            chapter, seed, manifest(execution.spec), packed.digest, carried.digest, before.goal, stated
+        )
         self._turns.approvals.carry_early(live)
         live.record(event, input=packed, output=carried)
         if cancel is not None:

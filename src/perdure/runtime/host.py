@@ -92,7 +92,7 @@ class Host:
             self.worker, store, clock, self.writer, self.catalog, steps_max=options.steps_max,
             threads_max=options.threads_max, provided=options.provided, compare_all_inputs=options.compare_all_inputs,
             guard=options.drive or (_guard() if options.guard else None), stopwatch=options.stopwatch,
-            authority=options.authority,
+            authority=options.authority, policy=options.policy,
         )  # fmt: skip
         self.silence = Silence(self.turns)
         self.turns.on_letters = self.kick

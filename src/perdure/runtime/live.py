@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from perdure.engine.calls import Ask, Command, Key, WaitingSet
 from perdure.engine.execution import Execution
 from perdure.history import events as e
 from perdure.history.chain import link
-from perdure.store.protocol import Append, Blob, Change, Letter, NewRun, Post, Row, RunInfo, Watch
+from perdure.store.protocol import Append, Blob, Change, Letter, NewRun, Note, Post, Row, RunInfo, Use, Watch
 
 if TYPE_CHECKING:
     from perdure.clock import Alarm
@@ -93,6 +94,7 @@ class LiveRun:
         "held",
         "idle_since",
         "info",
+        "is_gated",
         "is_gone",
         "is_in_turn",
         "is_leaving",
@@ -107,6 +109,7 @@ class LiveRun:
         "new_runs",
         "next_at",
         "next_head",
+        "notices",
         "rid",
         "run_id",
         "state_written",
@@ -116,6 +119,7 @@ class LiveRun:
         "undelivered",
         "under_way",
         "unperformed",
+        "uses",
         "watches",
     )  # fmt: skip
 
@@ -136,6 +140,8 @@ class LiveRun:
         self.new_runs: tuple[NewRun, ...] = ()
         self.watches: tuple[Watch, ...] = ()
         self.letters: tuple[Letter, ...] = ()
+        self.uses: tuple[Use, ...] = ()
+        self.notices: tuple[Note, ...] = ()
         self.taken: tuple[int, ...] = ()
         self.under_way: Written | None = None
         self.flights: dict[Key, Flight] = {}
@@ -155,6 +161,7 @@ class LiveRun:
         self.has_sections = False
         self.is_paused = False
         self.is_leaving = False
+        self.is_gated = False
         self.is_gone = False
         self.blocked: e.RunBlocked | None = None
         self.blocked_calls: dict[Key, e.RunBlocked] = {}
@@ -242,20 +249,23 @@ class LiveRun:
         append = Append(
             append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs), self.change,
             self.taken, self.new_runs, self.watches, self.letters, effects,
-            approvals=_rows_of_approvals(entries) if self.has_approvals else (),
+            approvals=_rows_of_approvals(entries) if self.has_approvals else (), uses=self.uses, notes=self.notices,
         )  # fmt: skip
         written = Written(append, entries, self.then, bool(self.lazy))
         self.entries, self.then, self.change, self.taken = [], (), None, ()
         self.new_runs, self.watches, self.letters, self.lazy = (), (), (), 0
+        self.uses = self.notices = ()
         self.under_way = written
         return append
 
-    def alone(self, append_id: bytes, entry: Entry, now: int, posts: tuple[Post, ...] = ()) -> Append:
+    def alone(
+        self, append_id: bytes, entry: Entry, now: int, posts: tuple[Post, ...] = (), uses: tuple[Use, ...] = ()
+    ) -> Append:
         """An append of this one entry, while nothing else of the run is being written."""
         rows, blobs = self._rows((entry,), now)
         return Append(
             append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs),
-            effects=_rows_of_ledger((entry,)), posts=posts, approvals=_rows_of_approvals((entry,)),
+            effects=_rows_of_ledger((entry,)), posts=posts, approvals=_rows_of_approvals((entry,)), uses=uses,
         )  # fmt: skip
 
     def _rows(self, entries: Sequence[Entry], now: int) -> tuple[list[Row], list[Blob]]:
@@ -323,6 +333,7 @@ class LiveRun:
         self.new_runs = append.new_runs + self.new_runs
         self.watches = append.watches + self.watches
         self.letters = append.letters + self.letters
+        self.uses, self.notices = append.uses + self.uses, append.notes + self.notices
 
     def _remember_stored(self, entries: Sequence[Entry]) -> None:
         memo = self.execution.memo
@@ -389,6 +400,11 @@ def _none_later_than_the_next(entries: Sequence[Entry]) -> list[Entry]:
 
 def _place_of_chapter(entries: Sequence[Entry]) -> int:
     return next(place for place, entry in enumerate(entries) if isinstance(entry.event, e.ChapterStarted))
+
+
+def is_about(then: Callable[[], None], flights: Sequence[Flight]) -> bool:
+    """Whether this follow-up of a commit is to begin one of these."""
+    return isinstance(then, partial) and any(argument is flight for argument in then.args for flight in flights)
 
 
 Waiter = asyncio.Future[None]

@@ -38,9 +38,8 @@ def fresh(
     started = e.decode(row.envelope)
     if not isinstance(started, e.RunStarted):
         raise HistoryCorruptError(f"run {new.run_id} begins with {row.kind}")
-    execution = Execution(
-        catalog[info.workflow, info.version], info.run_id, Beginning(started.seed, input_raw, row.at), log=log
-    )
+    beginning = Beginning(started.seed, input_raw, row.at, goal=started.goal, scope=started.scope)
+    execution = Execution(catalog[info.workflow, info.version], info.run_id, beginning, log=log)
     return LiveRun(info, execution, length=1, head=row.hash, last_at=row.at)
 
 
@@ -53,7 +52,9 @@ def next_execution(
     live: LiveRun, event: e.ChapterStarted, input_raw: bytes, carried: bytes, *, log: Callable[[str], None]
 ) -> Execution:
     """The same run's next chapter."""
-    beginning = Beginning(event.seed, input_raw, live.last_at, event.number, _carried(carried))
+    beginning = Beginning(
+        event.seed, input_raw, live.last_at, event.number, _carried(carried), event.goal, event.scope
+    )
     return Execution(live.execution.spec, live.run_id, beginning, log=log)
 
 
@@ -106,9 +107,10 @@ class Past:
         raw = self.input(0) or b"{}"
         at = self.stored.rows[0].at
         if isinstance(first, e.ChapterStarted):
-            return Beginning(first.seed, raw, at, first.number, _carried(self.output(0) or b"[]"))
+            carried = _carried(self.output(0) or b"[]")
+            return Beginning(first.seed, raw, at, first.number, carried, first.goal, first.scope)
         if isinstance(first, e.RunStarted):
-            return Beginning(first.seed, raw, at)
+            return Beginning(first.seed, raw, at, goal=first.goal, scope=first.scope)
         raise HistoryCorruptError(f"run {self.stored.info.run_id} begins with {e.kind(first)}")
 
     def known(self) -> Known:

@@ -14,6 +14,7 @@ from perdure.specs import WorkflowSpec
 from perdure.store.rules import RETRY_AFTER_DEATH_SECONDS
 
 if TYPE_CHECKING:
+    from perdure.gates.policy import Policy
     from perdure.runtime.lease import Lease
     from perdure.runtime.live import LiveRun
 
@@ -36,6 +37,7 @@ class Options(msgspec.Struct, frozen=True):
     authority: Authority | None = None
     compare_all_inputs: bool = False
     guard: bool = False
+    policy: Policy | None = None
     drive: Callable[[LiveRun, Callable[[], None]], None] | None = None
     lease: Callable[..., Lease] | None = None
     stopwatch: Callable[[], float] = time.monotonic

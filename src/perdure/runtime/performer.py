@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from perdure.clock import MICROSECONDS, Alarm, Clock, when
 from perdure.codec import codec_for, dump_exception, pack
@@ -30,6 +30,9 @@ from perdure.runtime.attempt import ATTEMPT, WHICH, Attempt, Outgoing
 from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.retrying import Again, next_attempt
 from perdure.runtime.threads import DaemonThreads
+
+if TYPE_CHECKING:
+    from perdure.gates.ruling import Use as Counted
 
 log = logging.getLogger("perdure")
 
@@ -51,15 +54,18 @@ class Handler(Protocol):
     def returned(self, flight: Any, value: Any) -> None: ...
     def failed(self, flight: Any, number: int, error: BaseException) -> None: ...
     def came_late(self, flight: Any, number: int, value: Any) -> None: ...
+    def may_launch(self, flight: Any) -> bool: ...
 
 
 class Flight:
-    """A step under way."""
+    """A step under way. `uses`: the rates that it counts against, where it counts against any."""
 
     __slots__ = (
         "airborne", "alarm", "ask", "beat_at", "deadline", "details", "ended_at", "first_at", "handler", "is_over",
-        "is_start_recorded", "live", "number", "performer", "started_at", "task",
+        "is_start_recorded", "live", "number", "performer", "started_at", "task", "uses",
     )  # fmt: skip
+
+    uses: tuple[Counted, ...]
 
     def __init__(self, performer: Performer, live: LiveRun, ask: StepAsk, before: Attempts, now: int) -> None:
         self.performer = performer
@@ -137,6 +143,7 @@ class Performer:
         self.on_launch: Callable[[Flight], None] = _nothing
         self.on_escape: Callable[[LiveRun, Exception], None] = _raise
         self.may_begin: Callable[[], bool] = _always
+        self.gate: Callable[[Flight], bool] = _passes
         self.around: Callable[[Flight, Function], Function] = _as_declared
 
     # ── flights ──────────────────────────────────────────────────────────────────────────────
@@ -145,10 +152,23 @@ class Performer:
         now = self._clock.now()
         before = live.execution.attempts_at(ask.key)
         flight = live.flights[ask.key] = Flight(self, live, ask, before, now)
-        if before.retry_at > now:
-            self._wait(flight, before.retry_at)
+        if not live.is_gated or self.gate(flight):
+            self.begin(flight)
+
+    def begin(self, flight: Flight) -> None:
+        """Nothing stands in the way of a step any more."""
+        retry_at = flight.live.execution.attempts_at(flight.ask.key).retry_at
+        if flight.is_over:
+            return
+        if retry_at > self._clock.now():
+            self._wait(flight, retry_at)
         else:
             self.enqueue(flight)
+
+    def deny(self, flight: Flight, raw: bytes, denied: e.Denied) -> None:
+        """A policy does not let the step pass."""
+        self.end(flight)
+        self._record(flight, e.StepFailed, raw, delivers=True, denied=denied)
 
     def cancel(self, live: LiveRun, key: tuple[str, int]) -> None:
         """Stop a step that nobody waits for any more; what it still produces is ignored."""
@@ -197,6 +217,8 @@ class Performer:
         self._launch(flight)
 
     def _launch(self, flight: Flight) -> None:
+        if flight.handler is not None and not flight.handler.may_launch(flight):
+            return
         spec = flight.ask.spec
         now = self._clock.now()
         flight.number += 1
@@ -531,6 +553,11 @@ def _as_declared(flight: Flight, function: Function) -> Function:
 def _raise(live: LiveRun, error: Exception) -> None:
     """Nobody contains what escapes."""
     raise error
+
+
+def _passes(flight: Flight) -> bool:
+    """There are no policies."""
+    return True
 
 
 def _always() -> bool:

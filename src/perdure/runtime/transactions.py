@@ -74,6 +74,8 @@ class Transactions:
         elif live.under_way is not None or live.is_in_turn or live.has_something_to_write or live.execution.notes:
             live.then += (partial(self.begin, flight),)
             self._turns.mark(live)
+        elif flight.checked_at and self._turns.gates.is_old(flight):
+            self._turns.effects.send(flight)
         elif not self._turns.performer.may_begin():
             self._turns.effects.wait(flight, self._turns.clock.now() + PUT_OFF_MICROSECONDS, self.begin)
         else:
@@ -85,7 +87,8 @@ class Transactions:
         flight.is_in_transaction = True
         flight.first_at = flight.first_at or now
         flight.entry = flight.entry.moved(Happening.SENT, now=now)
-        intent = Append(os.urandom(16), live.rid, live.epoch, live.length)
+        uses = self._turns.gates.used_by(flight) if flight.uses else ()
+        intent = Append(os.urandom(16), live.rid, live.epoch, live.length, uses=uses)
         live.under_way = Written(intent, (), ())
         self._send(flight, _Body(flight, intent, now))
 
@@ -194,7 +197,7 @@ class _Body:
         recorded = Entry(
             event, packed_in if kept else None, output, raw, True, ledger=entry, undone=undone, approval=flight.approval
         )
-        append = live.alone(self.intent.id, recorded, self._now, running.posts(live.rid, self._now))
+        append = live.alone(self.intent.id, recorded, self._now, running.posts(live.rid, self._now), self.intent.uses)
         self.entry = entry
         self.written = Written(append, (recorded,), ())
         return append

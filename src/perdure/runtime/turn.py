@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -50,7 +50,7 @@ from perdure.runtime.effects import Effects
 from perdure.runtime.ends import Ends
 from perdure.runtime.live import Delivery, Entry, LiveRun, Written
 from perdure.runtime.parking import Parking
-from perdure.runtime.performer import UNREADABLE_MICROSECONDS, Performer
+from perdure.runtime.performer import UNREADABLE_MICROSECONDS, Flight, Performer
 from perdure.runtime.sections import Sections
 from perdure.runtime.settling import Settling
 from perdure.runtime.standstill import Standstill
@@ -70,12 +70,17 @@ from perdure.store.protocol import (
     Mail,
     NewRun,
     Outcome,
+    OverRate,
     RunInfo,
     Status,
     Store,
     Wakes,
     Write,
 )
+
+if TYPE_CHECKING:
+    from perdure.gates.policy import Policy
+    from perdure.runtime.gates import Gates
 
 log = logging.getLogger("perdure")
 
@@ -108,6 +113,7 @@ class Turns:
         provided: Mapping[type, Any],
         compare_all_inputs: bool = False,
         guard: Callable[[LiveRun, Callable[[], None]], None] | None = None,
+        policy: Policy | None = None,
         stopwatch: Callable[[], float] = time.monotonic,
         authority: Authority | None = None,
     ) -> None:
@@ -127,6 +133,9 @@ class Turns:
             clock, self.report, self.parking.block_call, steps_max=steps_max, threads_max=threads_max, provided=provided
         )
         self.performer.on_escape = self.contain
+        self.performer.gate = self._may_begin
+        self.policy = policy
+        self._gates: Gates | None = None
         self.effects = Effects(self)
         self.doubts = Doubts(self)
         self.settling = Settling(self)
@@ -150,6 +159,22 @@ class Turns:
         self.is_stopping = False
         writer.add_source(self._appends)
 
+    @property
+    def gates(self) -> Gates:
+        """Who asks the policies; imported by those who have some."""
+        if self._gates is None:
+            from perdure.runtime.gates import Gates
+
+            self._gates = Gates(self, self.policy)
+        return self._gates
+
+    def _may_begin(self, flight: Flight) -> bool:
+        return self.gates.step(flight)
+
+    def _take_in(self, live: LiveRun) -> None:
+        self.live[live.rid] = live
+        live.is_gated = self.policy is not None or live.execution.spec.policy is not None
+
     # ── load ─────────────────────────────────────────────────────────────────────────────────
     def admit(self, claim: Claim) -> None:
         """Take a claimed run into memory: load it, replay it, go on."""
@@ -165,7 +190,7 @@ class Turns:
             return
         if (stale := self.live.get(live.rid)) is not None:
             self.forget(stale)
-        self.live[live.rid] = live
+        self._take_in(live)
         for started in live.execution.known.children.values():
             self.on_child(started.run_id)
         known = live.execution.known
@@ -247,7 +272,7 @@ class Turns:
         if self.is_stopping or info.rid in self.live:
             return
         live = load.fresh(info, new, input_raw, self.catalog, log=warn)
-        self.live[live.rid] = live
+        self._take_in(live)
         live.execution.on_interruption = self.on_interruption
         self.turn(live, live.execution.begin, partial(self.advance, live))
 
@@ -358,6 +383,8 @@ class Turns:
                 self.children.exists(live, outcome)
             elif isinstance(outcome, Held):
                 self.effects.held(live, outcome)
+            elif isinstance(outcome, OverRate):
+                self.gates.over_rate(live, outcome)
             else:
                 self._lost(live, outcome)
         except Exception as error:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from perdure.clock import MICROSECONDS, Clock, SystemClock
 from perdure.codec.packing import position_of, told
@@ -42,6 +42,7 @@ from perdure.store.protocol import (
     NewRun,
     Note,
     Outcome,
+    OverRate,
     Post,
     Row,
     RunInfo,
@@ -110,6 +111,13 @@ class _Post:
     taken_until: int = 0
 
 
+class _Used(NamedTuple):
+    bucket: str
+    use_id: str
+    at: int
+    counts_until: int
+
+
 @dataclass(slots=True)
 class _Worker:
     info: WorkerInfo
@@ -128,6 +136,7 @@ class _Shared:
     approvals: dict[str, ApprovalEntry] = field(default_factory=dict[str, ApprovalEntry])
     posts: dict[str, _Post] = field(default_factory=dict[str, "_Post"])
     notes: dict[tuple[str, str], Note] = field(default_factory=dict[tuple[str, str], Note])
+    uses: dict[tuple[str, str], _Used] = field(default_factory=dict[tuple[str, str], "_Used"])
     pruned: dict[int, tuple[str, int, bytes]] = field(default_factory=dict[int, tuple[str, int, bytes]])
     next_rid: int = 1
     next_mail_id: int = 1
@@ -276,6 +285,15 @@ class MemoryStore:
             holder = self._shared.effects.get(entry.operation_id)
             if holder is not None and holder.rid != entry.rid:
                 return Held(holder)
+        return self._judge_uses(append)
+
+    def _judge_uses(self, append: Append) -> OverRate | None:
+        now = self._clock.now()
+        for use in append.uses:
+            others = [used for used in self._shared.uses.values() if used.bucket == use.bucket]
+            counting = sorted(u.at for u in others if u.use_id != use.use_id and u.at > now - use.period)
+            if len(counting) >= use.uses_max:
+                return OverRate(use, counting[-use.uses_max] + use.period)
         return None
 
     def _apply(self, run: _Run, append: Append) -> None:
@@ -298,6 +316,11 @@ class MemoryStore:
         for asked in append.approvals:
             self._shared.approvals[asked.approval_id] = asked
         self._post(append.posts)
+        for use in append.uses:
+            used = _Used(use.bucket, use.use_id, self._clock.now(), self._clock.now() + use.period)
+            self._shared.uses.setdefault((use.bucket, use.use_id), used)
+        for note in append.notes:
+            self._shared.notes[note.kind, note.key] = note
         if append.change is not None:
             self._change(run, append.change)
         for sent in append.letters:
@@ -687,6 +710,14 @@ class MemoryStore:
             self._count_commit()
             self._shared.notes[note.kind, note.key] = note
 
+    def move_note(self, kind: str, key: str, to: Note) -> bool:
+        with self._shared.lock:
+            if self._shared.notes.pop((kind, key), None) is None:
+                return False
+            self._count_commit()
+            self._shared.notes[to.kind, to.key] = to
+            return True
+
     def notes(self, kind: str, key: str | None = None) -> list[Note]:
         with self._shared.lock:
             found = [note for note in self._shared.notes.values() if note.kind == kind and key in {None, note.key}]
@@ -704,6 +735,8 @@ class MemoryStore:
                 self._forget_rows(run.info.rid)
             if chosen:
                 self._count_commit()
+            uses, now = self._shared.uses, self._clock.now()
+            self._shared.uses = {key: used for key, used in uses.items() if used.counts_until > now}
             return len(chosen)
 
     def _forget_rows(self, rid: int) -> None:

@@ -151,6 +151,16 @@ class Post(NamedTuple):
     number: int = 0
 
 
+class Use(NamedTuple):
+    """That something counts against a rate: at most `uses_max` in any `period` (microseconds, by the store's clock) of
+    the same `bucket`. One that has the `use_id` of another is the same use again, and counts once."""
+
+    bucket: str
+    use_id: str
+    uses_max: int
+    period: int
+
+
 class Append(msgspec.Struct, frozen=True, gc=False):
     """Add rows to a run's history: all or nothing, if the run still has `expected_length` events and `epoch`.
 
@@ -160,10 +170,11 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     with `Missing`. A letter of an append whose addressee has ended, or does not exist, is dropped. `effects` are rows
     of the ledger, new or in place of the row of the same operation id; if one of them belongs to another run the whole
     append is refused with `Held`. `approvals` are rows of requests to people, new or in place of the row of the same
-    id. `posts` are messages for the outbox; one whose id is there already changes nothing.
+    id. `posts` are messages for the outbox; one whose id is there already changes nothing. `uses` count against rates;
+    if one of those is used up the whole append is refused with `OverRate`. `notes` are kept with it.
 
-    Judged in this order: Missing, the same append again, Fenced, Ended, Moved, Exists, Held. A plain append (rows and
-    blobs alone) does not touch the index row, so `updated_at` stands still.
+    Judged in this order: Missing, the same append again, Fenced, Ended, Moved, Exists, Held, OverRate. A plain append
+    (rows and blobs alone) does not touch the index row, so `updated_at` stands still.
     """
 
     id: bytes
@@ -180,6 +191,8 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     effects: tuple[LedgerEntry, ...] = ()
     posts: tuple[Post, ...] = ()
     approvals: tuple[ApprovalEntry, ...] = ()
+    uses: tuple[Use, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 class Letter(NamedTuple):
@@ -245,6 +258,13 @@ class Held(msgspec.Struct, frozen=True):
     entry: LedgerEntry
 
 
+class OverRate(msgspec.Struct, frozen=True):
+    """The rate of `use` is used up; `free_at` is when there is room again, unless others are faster."""
+
+    use: Use
+    free_at: int
+
+
 class Moved(msgspec.Struct, frozen=True):
     """The run has another length than expected: somebody appended first, or this is a bug."""
 
@@ -274,7 +294,7 @@ class Refused(NamedTuple):
     told: str
 
 
-Outcome = Done | Exists | Held | Moved | Fenced | Ended | Missing | Refused
+Outcome = Done | Exists | Held | OverRate | Moved | Fenced | Ended | Missing | Refused
 
 
 class RunInfo(NamedTuple):
@@ -573,11 +593,17 @@ class Store(Protocol):
         """The notes of a kind, the newest first, of the same time in the order of their keys; or the one of a key."""
         ...
 
+    def move_note(self, kind: str, key: str, to: Note) -> bool:
+        """Put a note, of another kind perhaps, in the place of the one that is there; False, and nothing is written, if
+        there is none: of two who do this at once, one does it."""
+        ...
+
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:
         """Delete up to `limit` finished runs with their events, blobs and mail, each run whole; what stays is one line
         per run: run id, rid, length, chain head, times, and its operations of scope `global`, for others still ask for
-        them. A finished child whose parent still runs is kept, and so is a run that has posted what is not sent.
+        them. A finished child whose parent still runs is kept, and so is a run that has posted what is not sent. Uses
+        that count against no rate any more are deleted too.
         """
         ...
 

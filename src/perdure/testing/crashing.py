@@ -180,6 +180,9 @@ class CrashingStore:
     def keep(self, note: Note) -> None:
         self._write("keep", lambda: self.inner.keep(note))
 
+    def move_note(self, kind: str, key: str, to: Note) -> bool:
+        return self._write("move_note", lambda: self.inner.move_note(kind, key, to))
+
     def notes(self, kind: str, key: str | None = None) -> list[Note]:
         return self._living(lambda: self.inner.notes(kind, key))
 

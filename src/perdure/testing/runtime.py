@@ -26,6 +26,7 @@ from perdure.api.runtime import Runtime
 from perdure.audit.waits import waits
 from perdure.clock import MICROSECONDS
 from perdure.engine.calls import ChildAsk, ReceiveAsk, UnreadAsk
+from perdure.gates.policy import Policy
 from perdure.runtime.checked import drive_checked
 from perdure.runtime.host import every_run
 from perdure.runtime.lease import Lease
@@ -88,13 +89,14 @@ class RuntimeUnderTest(Runtime):
         authority: Any = None,
         on_inbox: Any = None,
         inbox_webhook: Any = None,
+        policy: Policy | None = None,
         guard: bool = True,
         replays: bool = True,
     ) -> None:
         self.clock = clock or FakeClock()
         super().__init__(
             store or MemoryStore(self.clock), workflows=workflows, provide=provide, clock=self.clock, lease=LEASE,
-            authority=authority, on_inbox=on_inbox, inbox_webhook=inbox_webhook,
+            authority=authority, on_inbox=on_inbox, inbox_webhook=inbox_webhook, policy=policy,
         )  # fmt: skip
         self._options = replace(self._options, drive=self._drive, lease=StillLease, compare_all_inputs=True)
         self._guards, self._replays = guard, replays

@@ -12,6 +12,7 @@ from perdure.history import events as e
 from perdure.runtime.attempt import LANE
 from perdure.runtime.hosted.records import Record
 from perdure.runtime.hosted.request import Request
+from perdure.specs import StepSpec
 
 if TYPE_CHECKING:
     from perdure.runtime.hosted.journal import Journal
@@ -39,7 +40,7 @@ class HostedPeople:
         request.load, request.is_undoing = load, True
         return request
 
-    def ask(self, asked: decisions.Request, codec: ValueCodec) -> Request:
+    def ask(self, asked: decisions.Request, codec: ValueCodec, about: StepSpec | None = None) -> Request:
         """People are asked. What comes of it is the event that says so, and the value that came with it."""
         raw = asked.encoded()
 
@@ -51,7 +52,7 @@ class HostedPeople:
             until = self._turns.clock.now() + asked.within if asked.within else 0
             until = until if before is None else before.expires_at
             of = (*key, request.name, key[1] + 1)
-            self._turns.approvals.put(live, of, approval, asked, raw, request.packed, until)
+            self._turns.approvals.put(live, of, approval, asked, raw, request.packed, until, about)
             request.deadline = until or None
             self.wait_for_answer(request)
 

@@ -69,11 +69,12 @@ class HostedSteps:
             ask = StepAsk(*of, future)
         else:
             ask = EffectAsk(*of, future)
-            ask.business_key, ask.grant = business_key, grant
+            ask.business_key = business_key
             if undoing is not None:
                 ask.undoes, ask.revision = undoing
         ask.spec, ask.input, ask.packed, ask.view = spec, raw, request.packed, None
         ask.is_recorded = request.record is not None
+        ask.grant = grant
         return ask
 
     def spend_at_once(self, grant: Grant, call: str, *, lapsed: bool = False) -> None:

@@ -32,6 +32,7 @@ from perdure.store.protocol import (
     Moved,
     NewRun,
     Outcome,
+    OverRate,
     Row,
     Status,
     Watch,
@@ -54,7 +55,7 @@ def append_alone(connection: sqlite3.Connection, facts: Facts, write: Write) -> 
         return None
     if write.change is not None or write.new_runs or write.watches or write.letters or write.effects or write.posts:
         return None
-    if write.approvals:  # rare: looked at last
+    if write.approvals or write.uses or write.notes:  # rare: looked at last
         return None
     rid, length = write.rid, write.expected_length
     if facts.standing.get(rid) != (write.epoch, length):
@@ -118,7 +119,7 @@ class Commit:
         found = self._sql("append_at", intent.rid, intent.expected_length).fetchone()
         if found is not None and found[0] == intent.id:
             return Done(intent.rid, intent.expected_length + 1)
-        return self._judge(intent)
+        return self._judge(intent) or self._judge_uses(intent)
 
     def _write(self, write: Write) -> Outcome:
         match write:
@@ -161,7 +162,7 @@ class Commit:
             refusal = self._judge(append)
             if refusal is not None:
                 return refusal
-        if append.new_runs or append.watches or append.effects:
+        if append.new_runs or append.watches or append.effects or append.uses:
             refusal = self._judge_others(append)
             if refusal is not None:
                 return refusal
@@ -198,7 +199,18 @@ class Commit:
         for watch in append.watches:
             if watch.run_id not in created and self._sql("rid_of", watch.run_id).fetchone() is None:
                 return Missing()
-        return next(filter(None, (self._judge_effect(entry) for entry in append.effects)), None)
+        held = next(filter(None, (self._judge_effect(entry) for entry in append.effects)), None)
+        return held or self._judge_uses(append)
+
+    def _judge_uses(self, append: Append) -> OverRate | None:
+        """A use that is recorded already is not counted twice."""
+        for use in append.uses:
+            values = {"bucket": use.bucket, "use_id": use.use_id, "since": self._now - use.period}
+            self._flush()
+            found = self._connection.execute(QUERIES["use_before"], values | {"uses": use.uses_max - 1}).fetchone()
+            if found is not None:
+                return OverRate(use, found[0] + use.period)
+        return None
 
     def _judge_effect(self, entry: LedgerEntry) -> Held | None:
         """An operation of scope `run` has the run in its id; only a global one can be another run's."""
@@ -225,7 +237,7 @@ class Commit:
             self._taken.append((mail_id, rid))
         if append.change is not None or append.new_runs or append.watches or append.letters:
             self._record_others(append)
-        elif append.effects or append.posts or append.approvals:
+        elif append.effects or append.posts or append.approvals or append.uses or append.notes:
             self._record_effects(append)
         return Done(rid, length)
 
@@ -248,6 +260,10 @@ class Commit:
             self._sql("write_approval", *approval_columns(asked))
         for post in append.posts:
             self._sql("insert_post", *post[:10])
+        for use in append.uses:
+            self._sql("insert_use", use.bucket, use.use_id, self._now, self._now + use.period)
+        for note in append.notes:
+            self._sql("keep_note", *note)
 
     # ── changes of the index row ─────────────────────────────────────────────────────────────
     def _change(self, rid: int, change: Change) -> None:

@@ -32,11 +32,11 @@ def ledger_entry(columns: Sequence[Any]) -> LedgerEntry:
 
 def approval_entry(columns: Sequence[Any]) -> ApprovalEntry:
     *before, status, approvers, quorum, recheck = columns[:14]
-    *between, said, used_by = columns[14:]
+    *between, said, used_by, policy, goal, scope = columns[14:]
     names = tuple(msgspec.json.decode(approvers, type=list[str]))
     votes = msgspec.json.decode(said, type=tuple[Vote, ...])
     return ApprovalEntry._make(
-        (*before, ApprovalState(status), names, quorum, bool(recheck), *between, votes, used_by)
+        (*before, ApprovalState(status), names, quorum, bool(recheck), *between, votes, used_by, policy, goal, scope)
     )
 
 

@@ -326,6 +326,14 @@ class SqliteStore:
         with self._writer as connection:
             connection.execute(QUERIES["keep_note"], note)
 
+    def move_note(self, kind: str, key: str, to: Note) -> bool:
+        self._check_usable()
+        with self._writer as connection:
+            if connection.execute(QUERIES["drop_note"], (kind, key)).rowcount == 0:
+                return False
+            connection.execute(QUERIES["keep_note"], to)
+            return True
+
     def notes(self, kind: str, key: str | None = None) -> list[Note]:
         self._check_usable()
         return [Note._make(row) for row in self._readers.named("list_notes", {"kind": kind, "key": key})]
@@ -341,6 +349,8 @@ class SqliteStore:
         while rids:
             pruned += self._prune_some(rids)
             time.sleep(PRUNE_PAUSE_SECONDS)
+        with self._writer as connection:
+            connection.execute(QUERIES["forget_uses"], (self._clock.now(),))
         return pruned
 
     def _prune_some(self, rids: deque[int]) -> int:

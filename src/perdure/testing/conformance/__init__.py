@@ -12,7 +12,7 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"{__name__}.{part}"
-        for part in ("base", "appends", "effects", "approvals", "mail", "workers", "reading", "notes", "care")
+        for part in ("base", "appends", "effects", "approvals", "rates", "mail", "workers", "reading", "notes", "care")
     )
 )
 
@@ -23,6 +23,7 @@ from perdure.testing.conformance.care import CarePromises  # noqa: E402
 from perdure.testing.conformance.effects import EffectPromises  # noqa: E402
 from perdure.testing.conformance.mail import MailPromises  # noqa: E402
 from perdure.testing.conformance.notes import NotePromises  # noqa: E402
+from perdure.testing.conformance.rates import RatePromises  # noqa: E402
 from perdure.testing.conformance.reading import ReadPromises  # noqa: E402
 from perdure.testing.conformance.workers import WorkerPromises  # noqa: E402
 
@@ -33,6 +34,7 @@ class StoreConformance(
     AppendPromises,
     EffectPromises,
     ApprovalPromises,
+    RatePromises,
     MailPromises,
     WorkerPromises,
     ReadPromises,

@@ -58,7 +58,8 @@ class ApprovalPromises(StoreCase):
         votes = (Vote("approve", "ann", 5, role="boss", comment="\N{SNOWMAN}"), Vote("delegate", "bo", 6, to="dee"))
         given = self.ask(
             rid, kind="question", status=ApprovalState.ANSWERED, approvers=(), quorum=3, recheck=False, body=None,
-            note="n\N{SNOWMAN}", said=votes, used_by="x", expires_at=2**53, version=7,
+            note="n\N{SNOWMAN}", said=votes, used_by="x", policy="shop version 3", goal="g",
+            scope='{"order":"42"}', expires_at=2**53, version=7,
         )  # fmt: skip
         assert self.store.approval(given.approval_id) == given
         assert self.again().approvals(ApprovalFilter()) == [given]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.store.protocol import Note
+from perdure.store.protocol import Moved, Note
 from perdure.testing.conformance.base import ENDED, StoreCase, append
 
 FOREVER = 2**62
@@ -42,6 +42,20 @@ class NotePromises(StoreCase):
         if not list(self.store.heads()):
             pytest.skip("this store forgets when it is closed")
         assert [note.body for note in self.store.notes("drill")] == [b"kept"]
+
+    def test_of_two_who_move_a_note_one_does(self) -> None:
+        seen = Note("seen", "b", b"by ann", 2)
+        self.store.keep(Note("denied", "a", b"", 1))
+        assert self.store.move_note("denied", "a", seen)
+        assert not self.again().move_note("denied", "a", seen._replace(body=b"by bob"))
+        assert (self.store.notes("denied"), self.store.notes("seen")) == ([], [seen])
+
+    def test_a_note_comes_with_an_append_or_not_at_all(self) -> None:
+        rid, note = self.start(), Note("denied", "a", b"why", 7)
+        assert isinstance(self.write(append(rid, 5, notes=(note,))), Moved)
+        assert self.store.notes("denied") == []
+        self.done(append(rid, 1, notes=(note,)))
+        assert self.again().notes("denied") == [note]
 
     def test_a_note_is_news_to_others(self) -> None:
         other = self.again()

@@ -36,6 +36,9 @@ DELETE FROM approvals WHERE rid = ?;
 -- name: delete_run
 DELETE FROM runs WHERE rid = ?;
 
+-- name: forget_uses
+DELETE FROM uses WHERE counts_until <= ?;
+
 -- name: heads_after
 SELECT run_id, rid, length, head FROM (
     SELECT run_id, rid, length, head FROM heads WHERE rid > :rid

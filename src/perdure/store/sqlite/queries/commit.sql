@@ -37,8 +37,8 @@ ON CONFLICT (operation_id) DO UPDATE SET
 -- name: write_approval
 INSERT INTO approvals (
     approval_id, rid, run_id, workflow, version, kind, call, label, subject, request_hash, status, approvers, quorum,
-    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by, policy, goal, scope
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (approval_id) DO UPDATE SET
     status = excluded.status,
     approvers = excluded.approvers,
@@ -54,6 +54,12 @@ SELECT body, sent_at FROM mailbox WHERE rid = ? AND kind = ? AND key = ? AND tak
 
 -- name: holder_of_effect
 SELECT rid FROM effects WHERE operation_id = ?;
+
+-- name: use_before
+SELECT at FROM uses WHERE bucket = :bucket AND at > :since AND use_id <> :use_id ORDER BY at DESC LIMIT 1 OFFSET :uses;
+
+-- name: insert_use
+INSERT INTO uses (bucket, use_id, at, counts_until) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
 
 -- name: note_rowless
 UPDATE runs SET last_rowless = ? WHERE rid = ?;
