@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gates": {"codec", "specs", "history", "ledger", "decisions"},
     "engine": {"codec", "specs", "history", "ledger", "decisions", "gates"},
     "contract": {"codec", "specs", "history"},
-    "store": {"codec", "history", "ledger", "decisions"},
+    "store": {"codec", "history", "ledger", "decisions", "gates"},
     "observe": {"codec", "history"},
     "http": set(),
     "runtime": PURE_BELOW | {"store", "observe", "http"},

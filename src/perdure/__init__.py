@@ -34,6 +34,7 @@ from perdure.api.inside import (
     sleep,
     start,
     use,
+    used,
     uuid4,
 )
 from perdure.api.notice import InboxNotice
@@ -54,6 +55,7 @@ from perdure.errors import (
     OperationConflict,
     OperationNotInDoubt,
     OperationOpen,
+    OverBudget,
     PerdureError,
     PolicyDenied,
     Rejected,
@@ -72,7 +74,7 @@ from perdure.http.retries import single_retry_owner
 from perdure.http.webhook import Webhook
 from perdure.runtime.operation import Operation
 from perdure.runtime.outbox import OutboxMessage
-from perdure.specs import CanLookUp, Found, Idempotent, NoGuarantee, NotFound, Retry, Unsure
+from perdure.specs import Budget, CanLookUp, Found, Idempotent, NoGuarantee, NotFound, Retry, Unsure, Usage
 from perdure.store.protocol import Status
 
 if TYPE_CHECKING:
@@ -83,6 +85,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ApprovalExpired",
     "Authority",
+    "Budget",
     "CanLookUp",
     "Child",
     "Client",
@@ -107,6 +110,7 @@ __all__ = [
     "OperationNotInDoubt",
     "OperationOpen",
     "OutboxMessage",
+    "OverBudget",
     "PerdureError",
     "Policy",
     "PolicyDenied",
@@ -127,6 +131,7 @@ __all__ = [
     "StoreError",
     "UnknownNameError",
     "Unsure",
+    "Usage",
     "UsageError",
     "Webhook",
     "Worker",
@@ -160,6 +165,7 @@ __all__ = [
     "sync",
     "transaction",
     "use",
+    "used",
     "uuid4",
     "with_approval",
     "workflow",

@@ -24,6 +24,7 @@
     │   ├── ApprovalExpired          nobody has approved in time, or it was too late to begin
     │   ├── CheckTooOld              what an approval rests on was read too long ago; it is read again
     │   ├── PolicyDenied             a policy did not let a call pass; nothing of it happened
+    │   ├── OverBudget               a call that was not begun: too little was left, and a person let it fail
     │   └── StepError                a step failed with an exception that is not rebuilt by class
     │       └── StepTimeoutError         an attempt took longer than its timeout
     ├── HistoryError             what was recorded and what happens now do not agree
@@ -234,6 +235,17 @@ class PolicyDenied(RunError):
         super().__init__(message)
         self.call, self.policy, self.version, self.rule = call, policy, version, rule
         self.why, self.free_at = why, free_at
+
+
+class OverBudget(RunError):
+    """A call was not begun: too little was left of a budget, and a person let the call fail.
+
+    `budget` names the account that many runs share, and is empty for the run's own budget. `unit` is tokens, cost,
+    effects, steps, wall or price; `limit` and `used` are in that unit, costs in billionths, wall in microseconds."""
+
+    def __init__(self, message: str, budget: str = "", unit: str = "", limit: int = 0, used: int = 0) -> None:
+        super().__init__(message)
+        self.budget, self.unit, self.limit, self.used = budget, unit, limit, used
 
 
 class StepError(RunError):

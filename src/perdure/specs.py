@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -158,6 +159,118 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
+# ── what may be spent ───────────────────────────────────────────────────────────────────────
+
+Money = Decimal | int | float | str
+"""An amount of a currency, in its units: Decimal("0.25"). A float counts as it is written: 0.1 is a tenth."""
+
+NANOS = 1_000_000_000
+COST_MAX = 9_000_000_000
+
+
+def nanos(cost: Any, *, what: str) -> int:
+    """A cost in billionths of the currency unit, rounded to the nearest. DeclarationError if it is no amount.
+
+    >>> nanos("0.25", what="cost")
+    250000000
+    """
+    try:
+        amount = Decimal(repr(cost) if isinstance(cost, float) else cost) if not isinstance(cost, bool) else None
+    except (InvalidOperation, TypeError, ValueError):
+        amount = None
+    if amount is None or not amount.is_finite() or not 0 <= amount <= COST_MAX:
+        raise DeclarationError(
+            f'{what}={cost!r}: an amount of money from 0 to {COST_MAX:,} is wanted, as in Decimal("0.25")'
+        )
+    return int((amount * NANOS).to_integral_value())
+
+
+def _checked_count(value: Any, what: str) -> None:
+    if value is not None and (not is_whole(value) or not 0 <= value < 2**53):
+        raise DeclarationError(f"{what}={value!r}: a whole number from 0 on")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much may be spent: a limit for each of what is given, none for the rest.
+
+    `tokens` and `cost` (a Decimal, in units of your currency): what steps and effects say that they use, see `Usage`
+    and `perdure.used`. `effects`, `steps`: how many are begun; a call counts once, however often it is tried. `wall`:
+    the time since the run was started, after which no call begins any more.
+
+    As `@workflow(budget=)` or `start(budget=)` it is the budget of one run. In `Runtime(budgets=[...])` many runs share
+    it: those of a `workflow`, by its name; with a `tag` those that have it (`"customer=ada"`), or those of each value
+    apart (`"customer"`); and anew in each period, if it says `per` (a day begins at midnight UTC).
+
+    >>> Budget(tokens=50_000, effects=3)
+    Budget(tokens=50000, cost=None, effects=3, steps=None, wall=None, per=None, workflow=None, tag=None)
+
+    Raises DeclarationError for what is no limit.
+    """
+
+    tokens: int | None = None
+    cost: Money | None = None
+    effects: int | None = None
+    steps: int | None = None
+    wall: timedelta | float | None = None
+    per: timedelta | float | None = None
+    workflow: str | None = None
+    tag: str | None = None
+
+    def __post_init__(self) -> None:
+        for unit in ("tokens", "effects", "steps"):
+            _checked_count(getattr(self, unit), f"Budget({unit}")
+        if self.cost is not None:
+            nanos(self.cost, what="Budget(cost")
+        for name in ("wall", "per"):
+            if getattr(self, name) is not None and not seconds(getattr(self, name), what=f"Budget: {name}"):
+                raise DeclarationError(f"Budget({name}={getattr(self, name)!r}): more than 0 seconds")
+        for name in ("workflow", "tag"):
+            if getattr(self, name) is not None:
+                recordable(getattr(self, name), what=f"Budget({name}=)")
+        if all(each is None for each in (self.tokens, self.cost, self.effects, self.steps, self.wall)):
+            raise DeclarationError("Budget(): it limits nothing; give tokens=, cost=, effects=, steps= or wall=")
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it says which runs share it."""
+        return any(each is not None for each in (self.per, self.workflow, self.tag))
+
+
+def budget_of_run(given: Any, *, what: str) -> Budget | None:
+    """The budget of one run, as it is given to a declaration or to `start`. DeclarationError if it is none."""
+    if given is None or (isinstance(given, Budget) and not given.is_shared):
+        return given
+    if isinstance(given, Budget):
+        raise DeclarationError(f"{what}: per=, workflow= and tag= belong to Runtime(budgets=[...]): this is one run's")
+    raise DeclarationError(f"{what}{given!r}: a Budget is wanted, as in perdure.Budget(tokens=50_000)")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a call is expected to use. Of what is None it does not say: nothing is reserved, and it may not begin once
+    the limit is reached. One that uses none says 0.
+
+    >>> Usage(tokens=4_000, cost=Decimal("0.03"))
+    Usage(tokens=4000, cost=Decimal('0.03'))
+    """
+
+    tokens: int | None = None
+    cost: Money | None = None
+
+    def __post_init__(self) -> None:
+        _checked_count(self.tokens, "Usage(tokens")
+        if self.cost is not None:
+            nanos(self.cost, what="Usage(cost")
+
+
+def usage_from(given: Any, *, what: str) -> Usage | None:
+    """The `uses=` of a declaration. DeclarationError if it is none."""
+    if given is None or isinstance(given, Usage):
+        return given
+    raise DeclarationError(f"{what}(uses={given!r}): a Usage is wanted, as in uses=perdure.Usage(tokens=4_000)")
+
+
 class Drift(StrEnum):
     """What to do when a step's recorded arguments differ from those the code gives now, under another manifest."""
 
@@ -182,6 +295,8 @@ class StepSpec(msgspec.Struct, frozen=True, eq=False):
     digest_view: Callable[..., Any] | None = None
     raises: tuple[type[BaseException], ...] = ()
     on_input_drift: Drift = Drift.BLOCK
+    uses: Usage | None = None
+    estimate: Callable[..., Any] | None = None
 
 
 class Idempotent(msgspec.Struct, frozen=True):
@@ -275,6 +390,7 @@ class WorkflowSpec(msgspec.Struct, frozen=True, eq=False):
     raises: tuple[type[BaseException], ...] = ()
     replays: frozenset[int] = frozenset()
     policy: Any = None
+    budget: Budget | None = None
 
     @property
     def key(self) -> tuple[str, int]:

@@ -249,8 +249,9 @@ def test_a_decision_about_one_call_is_none_about_another() -> None:
 
 
 def test_every_reason_offers_only_choices_that_can_be_made() -> None:
+    others = {"unknown_effect": {"succeeded", "failed", "retry"}, "over_budget": {"raise_budget", "retry", "fail"}}
     for name, reason in REASONS.items():
-        takes = {"succeeded", "failed", "retry"} if name == "unknown_effect" else {"retry", "value", "fail"}
+        takes = others.get(name, {"retry", "value", "fail"})
         assert {*reason.of_call, *reason.of_run} <= takes
         assert "value" not in reason.of_run
 

@@ -14,11 +14,15 @@ from perdure.codec import dump_exception
 from perdure.engine.calls import Waiting, WaitingSet
 from perdure.history import events as e
 from perdure.history.chain import GENESIS, link
+from perdure.history.spending import Amount, Use
 from perdure.store import Store, open_store
 from perdure.store.protocol import Append, Change, NewRun, Row, RunInfo, Status
 
 KINDS: tuple[Any, ...] = get_args(e.AnyEvent)
-DUMMIES: dict[Any, Any] = {str: "x", int: 1, bytes: b"d" * 32, bool: True, dict[str, Any]: {}}
+DUMMIES: dict[Any, Any] = {
+    str: "x", int: 1, bytes: b"d" * 32, bool: True, dict[str, Any]: {},
+    Amount: Amount(5), tuple[Use, ...]: (),
+}  # fmt: skip
 
 
 def example(kind: Any) -> Any:

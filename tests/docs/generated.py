@@ -112,6 +112,10 @@ PARKED: Mapping[str, Parked] = {
         "an effect may have happened, and no machine can tell",
         "find out what became of it, and settle it: `succeeded` with its result, `failed`, or `retry`",
     ),
+    "over_budget": Parked(
+        "a call wants more than is left of a [budget](budgets.md)",
+        "raise the limit (`perdure inbox raise-budget`), or let the call fail; in the next period `retry`",
+    ),
     "failed_compensation": Parked(
         "a saga cannot undo something: its undoing failed, or it has none",
         "take it back by hand and say so with `value`, have the undoing tried again, or let it stand: `fail`",

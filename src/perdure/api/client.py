@@ -23,6 +23,7 @@ from perdure.codec import ValueCodec, codec_for, load_exception, unpack
 from perdure.decisions import Authority
 from perdure.decisions.authority import Roles, authority_of
 from perdure.errors import (
+    DeclarationError,
     OperationNotInDoubt,
     PerdureBug,
     RunBlockedError,
@@ -37,7 +38,18 @@ from perdure.runtime import mail
 from perdure.runtime.attempt import ATTEMPT, JOURNAL
 from perdure.runtime.beginnings import new_run
 from perdure.runtime.standstill import Standstill
-from perdure.specs import SECONDS_MAX, WorkflowSpec, is_whole, mapping, members, recordable, seconds
+from perdure.specs import (
+    SECONDS_MAX,
+    Budget,
+    Money,
+    WorkflowSpec,
+    budget_of_run,
+    is_whole,
+    mapping,
+    members,
+    recordable,
+    seconds,
+)
 from perdure.store.protocol import (
     ApprovalFilter,
     Done,
@@ -433,8 +445,9 @@ class Client:
         delay: timedelta | float = 0,
         goal: str = "",
         scope: Mapping[str, str] | None = None,
+        budget: Budget | None = None,
     ) -> Run[R]:
-        """Start a run, durable when this returns.
+        """Start a run, durable when this returns. `budget`: what it may spend, in place of what the workflow declares.
 
         The same id with the same workflow, input and scope attaches to that run, also when it has finished; with
         anything else it raises RunConflictError and the first run is unharmed. Without an id a new one is made up.
@@ -452,7 +465,7 @@ class Client:
         now = self._clock.now()
         due = now + round(_delay_seconds(delay) * 1_000_000)
         new = new_run(
-            spec, _checked_id(id), raw, now=now, tags=checked_tags(tags),
+            spec, _checked_id(id), raw, now=now, tags=checked_tags(tags), budget=_checked_budget(budget),
             owner=None if delay else self._owner(spec), due_at=due, goal=checked_goal(goal), scope=checked_scope(scope),
         )  # fmt: skip
         outcome = await self._write(new)
@@ -526,6 +539,41 @@ class Client:
         await handle.settle(
             outcome, value=value, reference=reference, operation=operation, call=call, by=by, reason=reason
         )
+
+    async def raise_budget(
+        self,
+        run: str | Run[Any],
+        *,
+        tokens: int | None = None,
+        cost: Money | None = None,
+        effects: int | None = None,
+        steps: int | None = None,
+        wall: timedelta | float | None = None,
+        by: str,
+        reason: str = "",
+        budget: str | None = None,
+    ) -> None:
+        """Set new limits for a run, higher than those that it has; what was stuck for that goes on by itself. Who did
+        so, when, why and how far is in the run's history.
+
+        `budget` names an account that many runs share, as the inbox does, and "" the run's own budget; default: what
+        the oldest stuck call of the run wants more of, else its own.
+
+        DecisionRefused if this person may not. UsageError for limits that raise nothing, and in workflows and steps: a
+        person decides. UnknownNameError for a budget that the run has not. RunFinishedError if the run has ended."""
+        from perdure.api.requests import check_allowed
+        from perdure.api.spending import raise_letter
+
+        _refuse_inside("raise_budget")
+        handle = run if isinstance(run, Run) else await self.get(run)
+        check_allowed(self._authority, "over_budget", "raise_budget", by=by, about=f"the budget of run {handle.id}")
+        letter = await self._read(
+            lambda: raise_letter(
+                self._store, handle._find(), budget, by=by, reason=reason,
+                tokens=tokens, cost=cost, effects=effects, steps=steps, wall=wall,
+            )
+        )  # fmt: skip
+        await handle._post("unblock", "", _control(letter))
 
     async def effects(
         self,
@@ -759,6 +807,13 @@ def _control(letter: mail.ControlLetter) -> bytes:
         if given != "" and not (name == "reference" and given is None):
             recordable(given, what=name, length_max=REASON_CHARACTERS_MAX)
     return msgspec.json.encode(letter)
+
+
+def _checked_budget(budget: Any) -> Budget | None:
+    try:
+        return budget_of_run(budget, what="start(budget=")
+    except DeclarationError as error:
+        raise UsageError(str(error)) from None
 
 
 def checked_tags(tags: Any) -> dict[str, str]:

@@ -21,12 +21,14 @@ from contextvars import ContextVar
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from uuid import UUID
+
+import msgspec
 
 from perdure.engine.exact import INEXACT
 from perdure.errors import DeclarationError, UsageError
-from perdure.specs import recordable, several
+from perdure.specs import StepSpec, recordable, several
 
 
 def check_step(declared: object) -> None:
@@ -97,6 +99,28 @@ raises=[ValueError]
         example = given.__name__ if _is_exception_class(given) else "NotFound"
         raise DeclarationError(f"{kind}(raises={given!r}): a list of exception classes, as in raises=[{example}]")
     return tuple(classes)
+
+
+SPEC = TypeVar("SPEC", bound=StepSpec)
+
+
+def with_estimate(spec: SPEC, function: Callable[..., Any]) -> SPEC:
+    """The spec with what says how much a call is expected to use. DeclarationError for what cannot say that."""
+    if spec.estimate is not None or spec.uses is not None:
+        raise DeclarationError(f"{spec.name} says already what it uses: uses=, or one estimate")
+    if inspect.iscoroutinefunction(function):
+        raise DeclarationError(f"the estimate of {spec.name} is a plain function: it may depend on the arguments alone")
+    takes_same(spec.name, spec.function, function, "estimate")
+    return msgspec.structs.replace(spec, estimate=function)
+
+
+def takes_same(name: str, of: Callable[..., Any], function: Callable[..., Any], what: str, *, skip: int = 0) -> None:
+    """A function about another one has its parameters, after `skip` others. DeclarationError if not."""
+    wanted = [p.name for p in inspect.signature(of).parameters.values()]
+    given = [p.name for p in inspect.signature(function).parameters.values()]
+    if given[skip:] != wanted or len(given) < skip:
+        shown = ", ".join([*["result"][:skip], *wanted])
+        raise DeclarationError(f"the {what} of {name} takes ({shown}), not ({', '.join(given)})")
 
 
 def _is_exception_class(it: Any) -> bool:

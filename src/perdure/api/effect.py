@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, 
 import msgspec
 
 from perdure.api.calls import Call, DurableFunction, execution_here, same_signature
-from perdure.api.declaration import check_step
+from perdure.api.declaration import check_step, takes_same, with_estimate
 from perdure.codec import arguments_codec_for
 from perdure.codec.resolving import resolved_hints
 from perdure.errors import DeclarationError, NotDurableError, UsageError
@@ -31,7 +31,9 @@ from perdure.specs import (
     Retry,
     SameDatabase,
     Unsure,
+    Usage,
     seconds,
+    usage_from,
 )
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ class _Effect(DurableFunction[P, R], Generic[P, R]):
         >>> @refund.key                                                           # doctest: +SKIP
         ... def _(claim: Claim, amount: int) -> str: return claim.order_id
         """
-        self._takes_same(function, "key", skip=0)
+        takes_same(self.name, self.spec.function, function, "key")
         if inspect.iscoroutinefunction(function):
             raise DeclarationError(f"the key of {self.name} is a plain function: it may depend on the arguments alone")
         self._add(key=function)
@@ -93,6 +95,11 @@ class _Effect(DurableFunction[P, R], Generic[P, R]):
         if _count_of_parameters(function) != 1:
             raise DeclarationError(f"the lookup of {self.name} takes one argument, the perdure.Operation")
         self._add(lookup=function)
+        return function
+
+    def estimate(self, function: Callable[P, Usage], /) -> Callable[P, Usage]:
+        """Declare what a call is expected to use of a budget, besides being an effect: see `uses=` of steps."""
+        self.spec = with_estimate(self.spec, function)
         return function
 
     @overload
@@ -120,7 +127,7 @@ class _Effect(DurableFunction[P, R], Generic[P, R]):
         return declare(*functions) if functions else declare
 
     def _undone_by(self, function: Callable[..., Any], /, **options: Any) -> Callable[..., Any]:
-        self._takes_same(function, "undo", skip=1)
+        takes_same(self.name, self.spec.function, function, "undo", skip=1)
         self._add(undo=_spec_of_undo(self.spec, function, **options))
         return function
 
@@ -129,14 +136,6 @@ class _Effect(DurableFunction[P, R], Generic[P, R]):
         if getattr(self.spec, name) is not None:
             raise DeclarationError(f"{self.name} has a {name} already: there is one of each")
         self.spec = msgspec.structs.replace(self.spec, **more)
-
-    def _takes_same(self, function: Callable[..., Any], what: str, *, skip: int) -> None:
-        """The function has the effect's own parameters, after `skip` others."""
-        wanted = [p.name for p in inspect.signature(self.spec.function).parameters.values()]
-        given = [p.name for p in inspect.signature(function).parameters.values()]
-        if given[skip:] != wanted or len(given) < skip:
-            shown = ", ".join([*["result"][:skip], *wanted])
-            raise DeclarationError(f"the {what} of {self.name} takes ({shown}), not ({', '.join(given)})")
 
     # ── being called ─────────────────────────────────────────────────────────────────────────
     def _ask(self, execution: Execution, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
@@ -215,6 +214,7 @@ def effect(
     name: str | None = None,
     aliases: Iterable[str] = (),
     raises: Iterable[type[BaseException]] = (),
+    uses: Usage | None = None,
 ) -> _EffectDecorator:
     """Declare an effect: a step that changes the outside world. It has an operation id and an entry in the ledger; it
     is recorded as started before it is tried, and what became of it is succeeded, failed, or unknown.
@@ -228,7 +228,8 @@ def effect(
     idempotent; an attempt whose outcome is in doubt is never simply repeated. `name`: what stands in ids and histories;
     after a rename give the old ones as `aliases`. `on_repeat="reuse"`: another call with the same key and request gets
     the recorded answer. `reversible`, `risk`: for policies, and for people who decide. `recovery="compensate"`: a
-    promise that was made; it is undone only after a person confirmed.
+    promise that was made; it is undone only after a person confirmed. `uses`: what an attempt is expected to use of a
+    budget, besides being an effect.
 
     Every effect needs a `.key`. Raises DeclarationError for what cannot be meant.
 
@@ -240,7 +241,7 @@ def effect(
             "downstream": SameDatabase() if transactional and downstream is None else downstream,
             "transactional": transactional, "scope": scope, "reversible": reversible, "recovery": recovery,
             "risk": risk, "on_repeat": on_repeat, "retry": retry, "timeout": timeout, "name": name, "aliases": aliases,
-            "raises": raises,
+            "raises": raises, "uses": uses,
         }
     )  # fmt: skip
 
@@ -278,7 +279,7 @@ def _spec(
         timeout_seconds=timeout, raises=tuple(options["raises"]),
         downstream=downstream, scope=options["scope"], reversible=options["reversible"],
         compensates=options["recovery"] == "compensate", risk=options["risk"], on_repeat=options["on_repeat"],
-        aliases=tuple(options["aliases"]),
+        aliases=tuple(options["aliases"]), uses=usage_from(options.get("uses"), what=f"effect {name}"),
     )  # fmt: skip
 
 

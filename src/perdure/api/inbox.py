@@ -18,6 +18,7 @@ import msgspec
 from perdure.api import requests
 from perdure.api.client import payload
 from perdure.api.operations import OperationSummary, summary_of
+from perdure.api.spending import BudgetSummary, budget_summary
 from perdure.audit.effects import without_outcome
 from perdure.audit.waits import under_way
 from perdure.clock import MICROSECONDS, when
@@ -58,6 +59,7 @@ class InboxEntry(msgspec.Struct, frozen=True):
     (`reason` is then `approval` or `question`): it is decided with `client.approve`, `reject`, `answer` or `delegate`.
     `id` names the entry: it is the same for everyone who looks, and another one once it was decided and came up again.
     `risk`: `high` if it is about an effect that cannot be taken back, or that is declared so.
+    `budget`: of which the call wants more than there is.
     """
 
     run_id: str
@@ -75,6 +77,7 @@ class InboxEntry(msgspec.Struct, frozen=True):
     request: requests.RequestSummary | None = None
     risk: str = ""
     id: str = ""
+    budget: BudgetSummary | None = None
 
     @property
     def place(self) -> Place:
@@ -146,6 +149,14 @@ REASONS: Mapping[str, Reason] = {
     ),
     "stuck_turn": Reason({}, {**_retry("once the code is mended: "), **FAIL_RUN}),
     "unknown_effect": Reason(SETTLE, {}),
+    "over_budget": Reason(
+        {
+            "raise_budget": "the budget gets a new limit, and the call is made",
+            "retry": "the call is made if there is enough by now: in the next period, or after others have raised it",
+            "fail": "the call is not made; the workflow sees perdure.OverBudget",
+        },
+        {},
+    ),
     "undecodable": Reason(
         {**READ_AGAIN, "value": "what you give stands for the message", "fail": "receive() raises a StepError"},
         {**_retry("once the type hint fits what is recorded: "), **FAIL_RUN}
@@ -197,7 +208,9 @@ def blocked(store: Store, info: RunInfo) -> list[InboxEntry]:
     found: list[InboxEntry] = []
     for blocked, at in standing:
         entry, effect = _entry(info, blocked, at, letters), effects.get((blocked.task or "", blocked.n))
-        found.append(entry if effect is None else _with_effect(store, info.rid, entry, effect, rows))
+        if effect is not None and blocked.short is None:
+            entry = _with_effect(store, info.rid, entry, effect, rows)
+        found.append(entry)
     return found
 
 
@@ -279,6 +292,7 @@ def _entry(info: RunInfo, blocked: e.RunBlocked, since: int, letters: Iterable[M
     return InboxEntry(
         info.run_id, info.workflow, info.version, blocked.reason, when(since), blocked.hint, blocked.call, choices,
         pending(letters, blocked.call), id=entry_id(info.rid, blocked.reason, blocked.call or "", since),
+        budget=None if blocked.short is None else budget_summary(blocked.short),
     )  # fmt: skip
 
 

@@ -20,8 +20,9 @@ from perdure.codec import arguments_codec_for, codec_for
 from perdure.engine.calls import ChildCall
 from perdure.engine.randomness import as_number, as_uuid
 from perdure.errors import UsageError
+from perdure.gates.budget import use_said
 from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, Attempt, current_attempt
-from perdure.specs import OnCancel, WorkflowSpec, recordable, seconds
+from perdure.specs import Money, OnCancel, WorkflowSpec, recordable, seconds
 
 if TYPE_CHECKING:
     from perdure.engine.execution import Execution
@@ -358,6 +359,32 @@ def last_heartbeat(type: type[T]) -> T | None: ...
 def last_heartbeat(type: Any = Any) -> Any:
     """The details of the last recorded heartbeat of this step, of an earlier attempt perhaps; None if there is none."""
     return current_attempt().last_details(type)
+
+
+def used(
+    *,
+    tokens: int | None = None,
+    cost: Money | None = None,
+    model: str = "",
+    input_tokens: int = 0,
+    output_tokens: int = 0,
+    cached_tokens: int = 0,
+) -> None:
+    """Say what this attempt has used, once or several times: it adds up, and counts also if the attempt fails then.
+
+    `tokens`: default `input_tokens + output_tokens`. `cached_tokens`: those of the input that the other side had.
+    `cost` in units of your currency; without it, the cost is reckoned from the price list of the Runtime, for which
+    `model`, `input_tokens` and `output_tokens` are wanted. What is not said counts as it was estimated.
+
+    >>> perdure.used(model="small-1", input_tokens=812, output_tokens=95)         # doctest: +SKIP
+
+    UsageError outside a step's body, and for what is no amount."""
+    current_attempt().note_use(
+        use_said(
+            tokens=tokens, cost=cost, model=model, input_tokens=input_tokens, output_tokens=output_tokens,
+            cached_tokens=cached_tokens,
+        )
+    )  # fmt: skip
 
 
 def use(type: type[T]) -> T:

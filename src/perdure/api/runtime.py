@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from datetime import timedelta
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from perdure.api.calls import Call
 from perdure.api.client import Client, Run, refuse_in_workflow_code
+from perdure.api.spending import rules_from
 from perdure.clock import Clock
 from perdure.decisions import Authority
 from perdure.decisions.authority import Roles
@@ -19,7 +21,7 @@ from perdure.errors import StoreError, UsageError
 from perdure.http.webhook import Webhook
 from perdure.runtime.options import Options, catalog_of
 from perdure.runtime.outbox import OWN_TOPICS
-from perdure.specs import SECONDS_MAX, WorkflowSpec, is_whole, mapping, seconds
+from perdure.specs import SECONDS_MAX, Budget, WorkflowSpec, is_whole, mapping, seconds
 from perdure.store.protocol import NewRun, Outcome, RunInfo, Status, Store, Write
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class Runtime(Client):
     `store`, `workflows`, `authority`: see `Client`. `adopt`: which runs it continues: `"all"`, `"own"` (those
     started or attached to through it), `"none"` (those it started itself). `provide`: clients for `perdure.use(Type)`
     in steps.
+    `budgets`: what many runs may spend together, see `Budget`. `prices`: a file that says what tokens cost.
     `outbox`: for each topic what delivers its messages (`perdure.outbox()`), a function of an `OutboxMessage`.
     `on_inbox`: a function, plain or async, that is told of what is new in the inbox (an `InboxNotice`);
     `inbox_webhook`: a `Webhook` that gets the same, signed. Both at least once, tried again when they fail.
@@ -70,6 +73,8 @@ class Runtime(Client):
         outbox: Mapping[str, Handler] | None = None,
         on_inbox: Hook | None = None,
         inbox_webhook: Webhook | None = None,
+        budgets: Iterable[Budget] = (),
+        prices: str | os.PathLike[str] | None = None,
         lease: timedelta | float = 10.0,
         evict_after: timedelta | float = 1.0,
         concurrent_runs: int = 1_000,
@@ -97,6 +102,7 @@ class Runtime(Client):
             provided=_provided(provide), outbox={**_handlers(outbox), **self._told}, guard=guard,
             authority=self._authority,
             policy=None if policy is None else _checked_policy(policy),
+            spending=rules_from(budgets, prices),
         )  # fmt: skip
         self._catalog = catalog_of(self._workflows)
         self._host_open: Host | None = None
@@ -206,12 +212,13 @@ class Runtime(Client):
         delay: timedelta | float = 0,
         goal: str = "",
         scope: Mapping[str, str] | None = None,
+        budget: Budget | None = None,
     ) -> Run[R]:
         """Start a run, durable when this returns; see `Client.start`. It is executed here at once, unless
         `concurrent_runs` are in memory."""
         self._starting += 1  # itself included, until the run is in memory
         try:
-            return await super().start(call, id=id, tags=tags, delay=delay, goal=goal, scope=scope)
+            return await super().start(call, id=id, tags=tags, delay=delay, goal=goal, scope=scope, budget=budget)
         finally:
             asyncio.get_running_loop().call_soon(self._has_started)
 

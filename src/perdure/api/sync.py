@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from perdure.api.calls import Call, execution_here
 from perdure.errors import ForkedError, UsageError
+from perdure.specs import Budget, Money
 from perdure.store.protocol import Status
 
 if TYPE_CHECKING:
@@ -161,9 +162,12 @@ class SyncClient:
         delay: timedelta | float = 0,
         goal: str = "",
         scope: Mapping[str, str] | None = None,
+        budget: Budget | None = None,
     ) -> SyncRun[R]:
         """Start a run, durable when this returns; see `Client.start`."""
-        starting = self._client.start(call, id=id, tags=tags, delay=delay, goal=goal, scope=scope)
+        starting = self._client.start(
+            call, id=id, tags=tags, delay=delay, goal=goal, scope=scope, budget=budget
+        )
         return SyncRun(self._door.wait(starting, "start"), self._door)
 
     def get(self, id: str) -> SyncRun[Any]:
@@ -208,6 +212,26 @@ class SyncClient:
         """Say what became of an effect in doubt; see `Run.settle`."""
         handle = run if isinstance(run, SyncRun) else self.get(run)
         handle.settle(outcome, value=value, reference=reference, operation=operation, call=call, by=by, reason=reason)
+
+    def raise_budget(
+        self,
+        run: str | SyncRun[Any],
+        *,
+        tokens: int | None = None,
+        cost: Money | None = None,
+        effects: int | None = None,
+        steps: int | None = None,
+        wall: timedelta | float | None = None,
+        by: str,
+        reason: str = "",
+        budget: str | None = None,
+    ) -> None:
+        """Set new, higher limits for a run; see `Client.raise_budget`."""
+        raising = self._client.raise_budget(
+            run if isinstance(run, str) else run.id, tokens=tokens, cost=cost, effects=effects, steps=steps, wall=wall,
+            by=by, reason=reason, budget=budget,
+        )  # fmt: skip
+        self._door.wait(raising, "raise_budget")
 
     def effects(
         self,

@@ -15,20 +15,25 @@ from perdure.api.declaration import (
     exception_classes,
     options_of,
     texts,
+    with_estimate,
 )
 from perdure.codec import arguments_codec_for, codec_for
 from perdure.errors import DeclarationError
 from perdure.runtime.attempt import JOURNAL
 from perdure.specs import (
     DEFAULT_TIMEOUT_SECONDS,
+    Budget,
     Drift,
     Retry,
     StepSpec,
+    Usage,
     WorkflowSpec,
+    budget_of_run,
     is_whole,
     recordable,
     seconds,
     several,
+    usage_from,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +44,24 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Step(DurableFunction[P, R], Generic[P, R]):
+class _Estimated(Generic[P]):
+    """A step on which a function can hang that says what a call is expected to use."""
+
+    spec: StepSpec
+
+    def estimate(self, function: Callable[P, Usage], /) -> Callable[P, Usage]:
+        """Declare what a call is expected to use, from its own arguments: a plain function that gives a `Usage`.
+
+        So much is reserved of a budget before an attempt begins. See `uses=` for what is the same for all calls.
+
+        >>> @plan.estimate                                                        # doctest: +SKIP
+        ... def _(question: str) -> Usage: return Usage(tokens=len(question) // 3 + 1_000)
+        """
+        self.spec = with_estimate(self.spec, function)
+        return function
+
+
+class Step(_Estimated[P], DurableFunction[P, R], Generic[P, R]):
     """An `async def` step. Awaited in a workflow it is recorded; elsewhere it is the plain function."""
 
     spec: StepSpec
@@ -64,7 +86,7 @@ class Step(DurableFunction[P, R], Generic[P, R]):
         return journal.step(self.spec, args, kwargs)  # type: ignore[no-any-return]
 
 
-class SyncStep(DurableFunction[P, R], Generic[P, R]):
+class SyncStep(_Estimated[P], DurableFunction[P, R], Generic[P, R]):
     """A `def` step. In a `def` workflow it is called as usual; in an async one awaited as `await add.call(1, 2)`."""
 
     spec: StepSpec
@@ -169,6 +191,7 @@ def step(
     digest: Callable[..., Any] | None = None,
     raises: Iterable[type[BaseException]] = (),
     on_input_drift: Literal["block", "accept"] = "block",
+    uses: Usage | None = None,
 ) -> _StepDecorator: ...
 def step(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Declare a step: a call that is recorded. Once its result reached the workflow it is on disk and never runs again.
@@ -180,6 +203,7 @@ def step(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     digest of the arguments. `ignore`: paths that do not count when arguments are compared on replay
     (`"$.messages[*].id"`), or `digest`: a function of the arguments that gives what counts. `raises`: exception classes
     that are rebuilt as such. `on_input_drift`: what to do when new code gives other arguments than the history has.
+    `uses`: what an attempt is expected to use of a budget; if that depends on the arguments, `@plan.estimate` says it.
 
     Raises DeclarationError for what cannot be a step.
 
@@ -208,6 +232,7 @@ def _step_with(
     digest: Callable[..., Any] | None = None,
     raises: Iterable[type[BaseException]] = (),
     on_input_drift: str = "block",
+    uses: Usage | None = None,
 ) -> Any:
     if record not in {"durable", "lazy"}:
         raise DeclarationError(f"step(record={record!r}): 'durable' or 'lazy'")
@@ -226,6 +251,7 @@ def _step_with(
         lazy=record == "lazy", record_input=record_input, digest_view=digest,
         ignore=texts(ignore, "step(ignore", 'ignore=["$.messages[*].id"]'),
         raises=exception_classes(raises, "step"), on_input_drift=Drift(on_input_drift),
+        uses=usage_from(uses, what="step"),
     )  # fmt: skip
     return cast(Any, Step if is_async else SyncStep)(spec)
 
@@ -268,6 +294,7 @@ def workflow(
     raises: Iterable[type[BaseException]] = (),
     replays: Iterable[int] = (),
     policy: Policy | None = None,
+    budget: Budget | None = None,
 ) -> _WorkflowDecorator: ...
 def workflow(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Declare a workflow: the deterministic function that orchestrates steps.
@@ -275,7 +302,8 @@ def workflow(function: Callable[..., Any] | None = None, /, **options: Any) -> A
     `name` (default: the function's), `version` (from 1 on). `receives={"reply": Reply}` declares names and types of
     messages; without it any name is taken, with plain JSON. `raises`: exception classes that are rebuilt as such for
     whoever waits for the result. `replays={7}`: this code also continues runs of version 7. `policy`: what its calls
-    are held to, beside the policy of the runtime that executes it.
+    are held to, beside the policy of the runtime that executes it. `budget`: what each run
+    may spend, unless it is started with another budget; a run keeps the one that it was started with.
 
     Raises DeclarationError for what cannot be a workflow, and says how to mend it.
 
@@ -300,6 +328,7 @@ def _workflow_with(
     raises: Iterable[type[BaseException]] = (),
     replays: Iterable[int] = (),
     policy: Policy | None = None,
+    budget: Budget | None = None,
 ) -> Any:
     if not is_whole(version) or version < 1:
         raise DeclarationError(f"workflow(version={version!r}): a whole number from 1 on")
@@ -311,6 +340,7 @@ def _workflow_with(
         name=checked_name(name, "workflow", function), version=version, function=function, is_async=is_async,
         arguments=arguments, result=arguments.result,
         raises=exception_classes(raises, "workflow"), replays=_versions(replays),
+        budget=budget_of_run(budget, what="workflow(budget="),
         receives=None if receives is None else {
             recordable(message, what="workflow(receives=): message name"): codec_for(hint)
             for message, hint in receives.items()

@@ -13,7 +13,9 @@ from typing import Literal, NamedTuple, assert_never
 
 from perdure.clock import MICROSECONDS, time_text
 from perdure.codec import told_exception, unpack
+from perdure.gates.budget import told as _told
 from perdure.history import events as e
+from perdure.history.spending import UNITS, Amount
 from perdure.store.protocol import Row, Store
 
 
@@ -222,5 +224,23 @@ def tell(event: e.AnyEvent) -> Told:
             return Told(f"settled: {event.choice}{_by(event.by)}", text=event.why)
         case e.RunUnblocked():
             return Told(f"unblocked: {event.choice}{_by(event.by)}", text=event.why)
+        case e.BudgetReserved():
+            return Told(f"reserves {_amount(event.amount)}", attempt=event.attempt)
+        case e.BudgetSpent(how="not_begun"):
+            return Told("not begun, nothing used", attempt=event.attempt)
+        case e.BudgetSpent():
+            how = ", as reserved: nobody heard what came of it" if event.how == "interrupted" else ""
+            models = ", ".join(dict.fromkeys(use.model for use in event.uses if use.model))
+            return Told(f"used {_amount(event.amount)}{how}", attempt=event.attempt, text=models)
+        case e.BudgetPriced():
+            return Told(f"priced: {_amount(event.amount)}")
+        case e.BudgetRaised():
+            whose = f" of {event.budget}" if event.budget else ""
+            limits = ", ".join(_told(unit, limit) for unit in (*UNITS, "wall") if (limit := event.limits.of(unit)))
+            return Told(f"budget{whose} raised to {limits}{_by(event.by)}", text=event.why)
         case _:
             assert_never(event)
+
+
+def _amount(amount: Amount) -> str:
+    return ", ".join(_told(unit, amount.of(unit)) for unit in UNITS if amount.of(unit)) or "nothing"

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from decimal import Decimal
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -15,10 +16,11 @@ from perdure.api.client import Client
 from perdure.api.inbox import SETTLE, InboxEntry, asked_of
 from perdure.api.operations import OperationSummary
 from perdure.api.requests import RequestSummary
+from perdure.api.spending import BudgetSummary
 from perdure.api.workflow import AnyWorkflow
 from perdure.cli.arguments import fitting_value, plain_value
 from perdure.cli.exits import CommandError, ExitCode
-from perdure.cli.options import AppOption, JsonOption, RunArgument, StoreOption, existing_store
+from perdure.cli.options import AppOption, JsonOption, RunArgument, StoreOption, existing_store, seconds_from
 from perdure.cli.show import json_text, moment, paragraph, print_json, say, short, tell
 from perdure.cli.target import spec_among, workflows_at
 from perdure.store import Store
@@ -69,13 +71,16 @@ def print_entries(entries: Iterable[InboxEntry]) -> None:
         print()
 
 
-_OPTIONS = {"value": "--value JSON"}
+_OPTIONS = {"value": "--value JSON", "raise_budget": "raise-budget"}
 
 
 def _known(entry: InboxEntry) -> Iterator[tuple[str, str]]:
     """What is asked, or was sent, when and to whom, and what is known of it."""
     if entry.request is not None:
         yield from _asked(entry.request)
+    if entry.budget is not None and entry.budget.account:
+        since = f", in the period since {moment(entry.budget.since)} UTC" if entry.budget.since else ""
+        yield "budget", entry.budget.account + since
     it = entry.operation
     if it is None:
         return
@@ -122,7 +127,13 @@ def _json(entry: InboxEntry) -> dict[str, Any]:
         "pending": list(entry.pending), "operation": entry.operation and operation_json(entry.operation),
         "sent": entry.sent, "looks": [{"at": at.isoformat(), "answer": answer} for at, answer in entry.looks],
         "request": entry.request and request_json(entry.request),
+        "budget": entry.budget and _budget_json(entry.budget),
     }  # fmt: skip
+
+
+def _budget_json(budget: BudgetSummary) -> dict[str, Any]:
+    found = {name: str(it) if isinstance(it, Decimal) else it for name, it in msgspec.structs.asdict(budget).items()}
+    return cast("dict[str, Any]", _with_times(found))
 
 
 def operation_json(operation: OperationSummary) -> dict[str, Any]:
@@ -220,6 +231,50 @@ def _entry_of(run_id: str, entries: Sequence[InboxEntry], call: str | None, stat
             return entry
     stuck = ", ".join(entry.call or "the run as a whole" for entry in of_run)
     raise CommandError(f"{call} of run {run_id} does not wait for a person; what does: {stuck}", ExitCode.CONFLICT)
+
+
+# ── budgets ─────────────────────────────────────────────────────────────────────────────────
+
+
+@app.command("raise-budget")
+def raise_budget(
+    run: RunArgument,
+    tokens: Annotated[int | None, typer.Option(help="The new limit.", show_default=False)] = None,
+    cost: Annotated[str | None, typer.Option(help="The new limit, as in 2.50.", show_default=False)] = None,
+    effects: Annotated[int | None, typer.Option(help="The new limit.", show_default=False)] = None,
+    steps: Annotated[int | None, typer.Option(help="The new limit.", show_default=False)] = None,
+    wall: Annotated[
+        str | None, typer.Option(help="The new limit, since the run was started: 90m, 2h, 3d.", show_default=False)
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Which budget, as the list names it; default: what the oldest stuck call wants more of.",
+                     show_default=False),
+    ] = None,
+    by: Annotated[str, typer.Option("--by", help="Who decides; it stands in the history.", show_default=False)] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:  # fmt: skip
+    """Set new, higher limits of what a run may spend. What was stuck for that goes on by itself."""
+    if not by.strip():
+        raise CommandError("say who decides: --by NAME")
+    given = {"tokens": tokens, "cost": cost, "effects": effects, "steps": steps, "wall": wall}
+    seconds = None if wall is None else seconds_from(wall, option="--wall")
+
+    async def decide() -> None:
+        async with Client(opened) as client:
+            await client.raise_budget(
+                run, tokens=tokens, cost=cost, effects=effects, steps=steps, wall=seconds, by=by, reason=reason,
+                budget=budget,
+            )  # fmt: skip
+
+    with existing_store(store) as opened:
+        asyncio.run(decide())
+    limits = {unit: limit for unit, limit in given.items() if limit is not None}
+    shown = ", ".join(f"{unit} {limit}" for unit, limit in limits.items())
+    tell(f"told run {run}: budget raised to {shown}, by {by}", {"run": run, "limits": limits, "by": by}, as_json=json)
+    return ExitCode.OK
 
 
 # ── effects ─────────────────────────────────────────────────────────────────────────────────

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, get_args
 import msgspec
 
 from perdure.codec.canonical import canonical_bytes
+from perdure.history.spending import NO_LIMITS, NOTHING, Amount, Carried, Limits, Share, Shortfall, Use
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, tag_field="event"):
@@ -61,7 +62,8 @@ class Keyed(Event, frozen=True, omit_defaults=True, gc=False, tag_field="event")
 
 class RunStarted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.started"):
     """The first event. `input` are the workflow's arguments; `seed` feeds its randomness. `goal`: what the run is for,
-    in words; `scope`: what it is about, by names, which policies hold its calls to."""
+    in words; `scope`: what it is about, by names, which policies hold its calls to. `budget`: what the run
+    may spend."""
 
     workflow: str
     version: int
@@ -71,6 +73,7 @@ class RunStarted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.star
     parent: str | None = None
     goal: str = ""
     scope: dict[str, str] | None = None
+    budget: Limits | None = None
 
     @property
     def identity(self) -> bytes:
@@ -79,7 +82,8 @@ class RunStarted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.star
 
 
 class ChapterStarted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.continued"):
-    """continue_as_new: the code starts afresh with new arguments. `output` are the messages that were not taken."""
+    """continue_as_new: the code starts afresh with new arguments. `output` are the messages that were not taken.
+    `account`: what the run may spend, and has spent so far, if that is counted."""
 
     number: int
     seed: int
@@ -88,6 +92,7 @@ class ChapterStarted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.
     output: bytes
     goal: str = ""
     scope: dict[str, str] | None = None
+    account: Carried | None = None
 
 
 class RunCompleted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.completed"):
@@ -433,7 +438,8 @@ class TakenOver(Event, frozen=True, omit_defaults=True, gc=False, tag="run.taken
 
 
 class RunBlocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.blocked"):
-    """Nobody but a person, or new code, gets the run on. `task`, `n`: the call that is stuck, if it is one call."""
+    """Nobody but a person, or new code, gets the run on. `task`, `n`: the call that is stuck, if it is one call.
+    `short`: of what budget it wants more than there is."""
 
     reason: str
     hint: str
@@ -441,6 +447,7 @@ class RunBlocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.bloc
     n: int = 0
     name: str = ""
     use: int = 0
+    short: Shortfall | None = None
 
     @property
     def call(self) -> str | None:
@@ -464,6 +471,64 @@ class RunUnblocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.un
     def call(self) -> str | None:
         """The label of the call that was stuck; None if the run as a whole was, or if it is not known."""
         return None if self.task is None or not self.name else f"{self.task}/{self.name}#{self.use}"
+
+
+# ── what a run spends ───────────────────────────────────────────────────────────────────────
+
+
+class OfBudget(Event, frozen=True, omit_defaults=True, gc=False, tag_field="event"):
+    """An event about what one attempt at a call spends. It is no part of what the call's code, run again, asks for."""
+
+    task: str
+    n: int
+    name: str
+    use: int
+    attempt: int
+    amount: Amount = NOTHING
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.task, self.n)
+
+    @property
+    def call(self) -> str:
+        return f"{self.task}/{self.name}#{self.use}"
+
+
+class BudgetReserved(OfBudget, frozen=True, omit_defaults=True, gc=False, tag="budget.reserved"):
+    """An attempt is about to begin, and may use so much; durable before it does. From then on it counts.
+
+    `unsaid`: units of which the call does not say what it will use. `shares`: the accounts of many runs in which it
+    counts, too. `is_effect`: it only begins with its own start, which comes later."""
+
+    unsaid: tuple[str, ...] = ()
+    shares: tuple[Share, ...] = ()
+    is_effect: bool = False
+
+
+class BudgetSpent(OfBudget, frozen=True, omit_defaults=True, gc=False, tag="budget.spent"):
+    """What an attempt has used, in place of what was reserved for it. `uses`: what it said itself. `how`: told (as far
+    as it said), interrupted (nobody heard what came of it, so what was reserved counts), not_begun."""
+
+    uses: tuple[Use, ...] = ()
+    how: str = "told"
+
+
+class BudgetPriced(Event, frozen=True, omit_defaults=True, gc=False, tag="budget.priced"):
+    """The cost of all that was used before there was a price for it."""
+
+    uses: tuple[Use, ...]
+    amount: Amount
+
+
+class BudgetRaised(Event, frozen=True, omit_defaults=True, gc=False, tag="budget.raised"):
+    """A person has set new limits. `budget`, `since`: the shared account, if it is not the run's own budget."""
+
+    limits: Limits = NO_LIMITS
+    by: str = ""
+    why: str = ""
+    budget: str = ""
+    since: int = 0
 
 
 ENDINGS = (RunCompleted, RunFailed, RunCancelled)
@@ -508,6 +573,10 @@ AnyEvent = (
     | TakenOver
     | RunBlocked
     | RunUnblocked
+    | BudgetReserved
+    | BudgetSpent
+    | BudgetPriced
+    | BudgetRaised
 )
 
 KINDS: dict[type[Event], str] = {cls: str(cls.__struct_config__.tag) for cls in get_args(AnyEvent)}

@@ -12,6 +12,7 @@ import msgspec
 
 from perdure.clock import MICROSECONDS
 from perdure.errors import UsageError
+from perdure.history.spending import Use
 from perdure.http.sender import Requests
 
 
@@ -28,6 +29,7 @@ class Attempt(msgspec.Struct, frozen=True):
     beat: Callable[[Any], None]
     last_details: Callable[[Any], Any]
     provided: Mapping[type, Any]
+    note_use: Callable[[Use], None]
 
     def attempt(self) -> Attempt:
         return self

@@ -10,9 +10,10 @@ from contextvars import ContextVar
 from typing import Any
 
 from perdure.codec import Memo, pack
+from perdure.gates.budget import limits_of
 from perdure.history import events as e
 from perdure.history.chain import GENESIS, link
-from perdure.specs import WorkflowSpec
+from perdure.specs import Budget, WorkflowSpec
 from perdure.store.protocol import NewRun, Row
 
 CHECKPOINT_SCHEMA_VERSION = 1
@@ -46,14 +47,16 @@ SEED_OF: ContextVar[Callable[[str], int]] = ContextVar("perdure_seed_of", defaul
 def new_run(
     spec: WorkflowSpec, run_id: str, input_raw: bytes, *, now: int, parent: str | None = None, owner: str | None = None,
     tags: Mapping[str, str] | None = None, due_at: int | None = None, goal: str = "",
-    scope: Mapping[str, str] | None = None,
+    scope: Mapping[str, str] | None = None, budget: Budget | None = None,
 ) -> NewRun:  # fmt: skip
-    """The rows that a run begins with."""
+    """The rows that a run begins with. `budget`: another one than the workflow declares."""
     packed = pack(input_raw, Memo())
+    budget = budget or spec.budget
     stated = dict(scope) if scope else None
     started = e.RunStarted(
-        spec.name, spec.version, SEED_OF.get()(run_id), manifest(spec), packed.digest, parent, goal, stated
-    )
+        spec.name, spec.version, SEED_OF.get()(run_id), manifest(spec), packed.digest, parent, goal, stated,
+        None if budget is None else limits_of(budget),
+    )  # fmt: skip
     envelope = e.encode(started)
     row = Row(0, now, e.kind(started), envelope, packed.inline, None, link(GENESIS, 0, now, envelope))
     return NewRun(

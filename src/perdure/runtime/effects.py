@@ -324,6 +324,8 @@ class Effects:
         if live.is_parked:
             self.hold(flight)
             return
+        if live.account is not None and not self._turns.budgets.is_reserved(flight, self.send):
+            return
         try:
             refused = self._gate(flight)
         except AuthorityUnreadableError as error:
@@ -512,6 +514,7 @@ class Effects:
             *ask.key, ask.name, ask.use, output.digest, digest, view, kept, flight.number, flight.entry.started_at,
             flight.entry.operation_id, ask.business_key, reference, how, ask.undoes,
         )  # fmt: skip
+        self._release(flight)
         self.performer.end(flight)
         undone = flight.undone and flight.undone.undone_by(flight.entry.operation_id, now=self._turns.clock.now())
         self.record(flight.live, event, entry, raw=raw, output=output, input=packed, delivers=True, undone=undone)
@@ -527,12 +530,18 @@ class Effects:
             *ask.key, ask.name, ask.use, output.digest, digest, view, kept, flight.number, flight.entry.started_at,
             denied, flight.entry.operation_id, ask.business_key, how,
         )  # fmt: skip
+        self._release(flight)
         self.performer.end(flight)
         approval = flight.approval if how == "denied" else None
         self.record(
             flight.live, event, entry, raw=raw, output=output, input=packed, delivers=True, approval=approval
         )
         self._turns.mark(live)
+
+    def _release(self, flight: EffectFlight) -> None:
+        """What is still reserved for it was reserved for an attempt that has not begun."""
+        if flight.live.account is not None:
+            self._turns.budgets.settle(flight, None)
 
     def not_done(self, flight: EffectFlight, raw: bytes, retry_at: int, counted: int, note: str) -> None:
         """Proven that nothing happened; another attempt follows."""

@@ -84,6 +84,8 @@ class Ends:
         self._turns.approvals.withdraw_all(live)
         self._turns.performer.drop(live)
         self._turns.sections.drop(live)
+        if live.account is not None:
+            self._turns.budgets.settle_open(live)
         if status is Status.FAILED:
             log.warning("run %s failed: %s", live.run_id, " ".join(told_exception(raw).split())[:LOGGED_CHARACTERS_MAX])
         output = pack(raw, live.execution.memo)
@@ -110,10 +112,11 @@ class Ends:
         left_over = execution.mailbox.carried()
         packed, carried = pack(ending.input, execution.memo), pack(left_over, execution.memo)
         seed = load.next_seed(execution.beginning.seed, chapter)
+        account = None if live.account is None else self._turns.budgets.close_chapter(live)
         before = execution.beginning
         stated = None if before.scope is None else dict(before.scope)
         event = e.ChapterStarted(
-            chapter, seed, manifest(execution.spec), packed.digest, carried.digest, before.goal, stated
+            chapter, seed, manifest(execution.spec), packed.digest, carried.digest, before.goal, stated, account
         )
         self._turns.approvals.carry_early(live)
         live.record(event, input=packed, output=carried)

@@ -90,7 +90,8 @@ class Host:
         self.writer = Writer(store, stopwatch=options.stopwatch)
         self.turns = Turns(
             self.worker, store, clock, self.writer, self.catalog, steps_max=options.steps_max,
-            threads_max=options.threads_max, provided=options.provided, compare_all_inputs=options.compare_all_inputs,
+            threads_max=options.threads_max, provided=options.provided, spending=options.spending,
+            compare_all_inputs=options.compare_all_inputs,
             guard=options.drive or (_guard() if options.guard else None), stopwatch=options.stopwatch,
             authority=options.authority, policy=options.policy,
         )  # fmt: skip

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from perdure.clock import Alarm
     from perdure.codec import Packed
     from perdure.decisions import ApprovalEntry
+    from perdure.gates.budget import Account, Movement
     from perdure.ledger import LedgerEntry
     from perdure.runtime.performer import Flight
 
@@ -37,7 +38,8 @@ _SAY_WHAT_WAS_CALLED = (e.StepCompleted, e.StepFailed, e.AttemptFailed)
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """An event on its way into the history. `raw` is what the code gets when it `delivers`; `at` is set if it was
     delivered already (a lazy result). `ledger` is the row that an effect has from then on, `undone` that of the effect
-    that it takes back; `approval` the row of a request to people."""
+    that it takes back; `approval` the row of a request to people. `spending`: how accounts change that many runs share.
+    """
 
     event: e.Event
     input: Packed | None = None
@@ -48,6 +50,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     ledger: LedgerEntry | None = None
     undone: LedgerEntry | None = None
     approval: ApprovalEntry | None = None
+    spending: tuple[Movement, ...] = ()
 
 
 Delivery = tuple[e.Event, int, "bytes | None"]
@@ -76,6 +79,7 @@ class LiveRun:
     """
 
     __slots__ = (
+        "account",
         "alarm",
         "alarm_at",
         "blocked",
@@ -156,6 +160,7 @@ class LiveRun:
         self.is_slow = False
         self.is_in_turn = False
         self.deferred: tuple[Callable[[], None], ...] = ()
+        self.account: Account | None = None
         self.has_approvals = False
         self.has_effects = False
         self.has_sections = False
@@ -250,6 +255,7 @@ class LiveRun:
             append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs), self.change,
             self.taken, self.new_runs, self.watches, self.letters, effects,
             approvals=_rows_of_approvals(entries) if self.has_approvals else (), uses=self.uses, notes=self.notices,
+            spending=() if self.account is None else tuple(chain.from_iterable(entry.spending for entry in entries)),
         )  # fmt: skip
         written = Written(append, entries, self.then, bool(self.lazy))
         self.entries, self.then, self.change, self.taken = [], (), None, ()

@@ -15,6 +15,7 @@ from perdure.engine.chapters import Beginning
 from perdure.engine.execution import Execution
 from perdure.engine.known import Known
 from perdure.errors import HistoryCorruptError
+from perdure.gates.budget import ABOUT_BUDGETS, Account, account_at
 from perdure.history import events as e
 from perdure.runtime.beginnings import manifest
 from perdure.runtime.live import LiveRun
@@ -40,7 +41,9 @@ def fresh(
         raise HistoryCorruptError(f"run {new.run_id} begins with {row.kind}")
     beginning = Beginning(started.seed, input_raw, row.at, goal=started.goal, scope=started.scope)
     execution = Execution(catalog[info.workflow, info.version], info.run_id, beginning, log=log)
-    return LiveRun(info, execution, length=1, head=row.hash, last_at=row.at)
+    live = LiveRun(info, execution, length=1, head=row.hash, last_at=row.at)
+    live.account = account_at(started)
+    return live
 
 
 def next_seed(seed: int, chapter: int) -> int:
@@ -173,6 +176,7 @@ def rebuild(
     live.epoch = claim.info.epoch
     live.is_suspect = claim.deaths > 0
     live.has_approvals = bool(execution.known.requests or execution.known.early)
+    live.account = account_at(past.events[0])
     _note_parking(live, past.events)
     return live, lambda: past.replay(execution)
 
@@ -185,9 +189,13 @@ def _waiting(stored: Stored) -> Iterable[Any]:
 
 
 def _note_parking(live: LiveRun, events: Iterable[e.Event]) -> None:
-    """Whether the run is paused or blocked, and on what."""
+    """Whether the run is paused or blocked, and on what; and what it has spent."""
     for event in events:
         if type(event) not in _ABOUT_PARKING:
+            continue
+        if type(event) in ABOUT_BUDGETS:
+            live.account = live.account or Account()
+            live.account.note(event)
             continue
         match event:
             case e.RunPaused():
@@ -205,4 +213,4 @@ def _note_parking(live: LiveRun, events: Iterable[e.Event]) -> None:
         live.blocked = e.RunBlocked(info.reason or "", info.hint or "")
 
 
-_ABOUT_PARKING = frozenset({e.RunPaused, e.RunResumed, e.RunBlocked, e.RunUnblocked})
+_ABOUT_PARKING = frozenset({e.RunPaused, e.RunResumed, e.RunBlocked, e.RunUnblocked}) | ABOUT_BUDGETS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,6 +14,7 @@ from perdure.decisions import refusal_of
 from perdure.engine.calls import QUESTIONS, Ask, Key, StepAsk, UnreadAsk, section_of
 from perdure.errors import RunCancelledError, StepError
 from perdure.history import events as e
+from perdure.history.spending import Limits, Share
 from perdure.store.protocol import Letter, Mail, Status
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ class EndingLetter(msgspec.Struct, frozen=True):
 
 class ControlLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     """The body of cancel, pause, resume and unblock. `call`: the label of the call that an unblock is about. `attempt`:
-    the last one of the effect when whoever settles it looked; a later one is another doubt. 0: did not look."""
+    the last one of the effect when whoever settles it looked; a later one is another doubt. 0: did not look. `limits`:
+    new ones, of the run's budget or of what many share (`budget`, `since`)."""
 
     reason: str = ""
     by: str = ""
@@ -45,6 +48,9 @@ class ControlLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     call: str = ""
     reference: str | None = None
     attempt: int = 0
+    limits: Limits | None = None
+    budget: str = ""
+    since: int = 0
 
 
 class ChildKey(msgspec.Struct, frozen=True, array_like=True):
@@ -166,6 +172,15 @@ def _take_pause(turns: Turns, live: LiveRun, kind: str, letter: ControlLetter) -
 
 def _take_unblock(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
     """A decision about a call that nobody waits for any more, or that was decided meanwhile, changes nothing."""
+    if letter.limits is not None:
+        if _is_refused(turns, live, letter, e.RunBlocked("over_budget", "")):
+            return
+        stuck = turns.budgets.take_raise(
+            live, letter.limits, letter.by, letter.reason, Share(letter.budget, letter.since)
+        )
+        for key in stuck:
+            _try_again(turns, live, letter, key)
+        return
     stuck = _stuck(live, letter)
     blocked = live.blocked_calls[stuck[0]] if stuck else None if letter.call else live.blocked
     if blocked is None or _is_refused(turns, live, letter, blocked):
@@ -191,7 +206,8 @@ def _stuck(live: LiveRun, letter: ControlLetter) -> list[Key]:
     """The stuck calls that a decision may be about; it is about the first. Who settles an effect names it: what may
     have come into doubt since somebody looked is nothing that a decision about the run speaks of."""
     stuck = [key for key, blocked in live.blocked_calls.items() if letter.call in {"", blocked.call}]
-    return [key for key in stuck if letter.call or key not in live.execution.known.effects]
+    effects, blocked = live.execution.known.effects, live.blocked_calls
+    return [key for key in stuck if letter.call or key not in effects or blocked[key].short is not None]
 
 
 def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:
@@ -199,6 +215,9 @@ def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) 
     ask = live.execution.open.get(key)
     if blocked.name in QUESTIONS:
         _answer(turns, live, letter, blocked)
+        return
+    if blocked.short is not None:
+        _decide_about_budget(turns, live, letter, key)
         return
     if key in live.execution.known.effects:
         _settle(turns, live, letter, key)
@@ -211,16 +230,44 @@ def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) 
             hint = blocked.hint.partition(REFUSED)[0] + REFUSED + _refusal(letter) + problem
             turns.parking.block(live, msgspec.structs.replace(blocked, hint=hint))
             return
-    unblocked = e.RunUnblocked(letter.choice, letter.by, *key, letter.reason, blocked.name, blocked.use)
-    live.note_unblocked(unblocked)
-    live.record(unblocked)
-    live.change = turns.parking.change(live)
+    _unblocked(turns, live, letter, key)
     if letter.choice == "retry" and message is None:
         live.execution.known.attempts.pop(key, None)  # they count anew
         if turns.sections.has_asked(live, key) if ask is None else not live.is_to_perform(ask):
             live.then += (lambda: turns.perform_again(live, key),)
     else:
         _supply(live, blocked, letter, value)
+
+
+def _decide_about_budget(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:
+    """A person has the call tried again (there may be more now), or lets it fail."""
+    blocked = live.blocked_calls[key]
+    if letter.choice == "retry":
+        _try_again(turns, live, letter, key)
+    elif letter.choice == "fail":
+        _unblocked(turns, live, letter, key)
+        turns.budgets.fail(live, blocked)
+    else:
+        hint = (
+            blocked.hint.partition(REFUSED)[0] + REFUSED + f"{letter.choice!r} does not help a call that is over budget"
+        )
+        turns.parking.block(live, msgspec.structs.replace(blocked, hint=hint))
+
+
+def _try_again(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:
+    """A call that was stuck is made, where it has not been made again anyway since the run was loaded."""
+    ask = live.execution.open.get(key)
+    _unblocked(turns, live, letter, key)
+    if turns.sections.has_asked(live, key) if ask is None else not live.is_to_perform(ask):
+        live.then += (partial(turns.perform_again, live, key),)
+
+
+def _unblocked(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:
+    blocked = live.blocked_calls[key]
+    unblocked = e.RunUnblocked(letter.choice, letter.by, *key, letter.reason, blocked.name, blocked.use)
+    live.note_unblocked(unblocked)
+    live.record(unblocked)
+    live.change = turns.parking.change(live)
 
 
 def _answer(turns: Turns, live: LiveRun, letter: ControlLetter, blocked: e.RunBlocked) -> None:

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from perdure.decisions import Authority
 from perdure.runtime.outbox import Handler
-from perdure.specs import WorkflowSpec
+from perdure.specs import Budget, WorkflowSpec
 from perdure.store.rules import RETRY_AFTER_DEATH_SECONDS
 
 if TYPE_CHECKING:
     from perdure.gates.policy import Policy
+    from perdure.gates.prices import Prices
     from perdure.runtime.lease import Lease
     from perdure.runtime.live import LiveRun
+
+
+class Rules(NamedTuple):
+    """The budgets that runs share here, and what tokens cost."""
+
+    shared: tuple[Budget, ...] = ()
+    prices: Prices | None = None
+
+
+NO_RULES = Rules()
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -35,6 +46,7 @@ class Options(msgspec.Struct, frozen=True):
     outbox: Mapping[str, Handler] = msgspec.field(default_factory=dict[str, Handler])
     provided: Mapping[type, Any] = msgspec.field(default_factory=dict[type, Any])
     authority: Authority | None = None
+    spending: Rules = NO_RULES
     compare_all_inputs: bool = False
     guard: bool = False
     policy: Policy | None = None

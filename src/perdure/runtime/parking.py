@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from perdure.history import events as e
+from perdure.history.spending import Shortfall
 from perdure.runtime import mail
 from perdure.runtime.live import LiveRun
 from perdure.runtime.performer import Flight
@@ -28,14 +29,14 @@ class Parking:
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
 
-    def block_call(self, live: LiveRun, reason: str, hint: str, flight: Flight) -> None:
+    def block_call(self, live: LiveRun, reason: str, hint: str, flight: Flight, short: Shortfall | None = None) -> None:
         """One call is stuck until a person decides; what else is under way goes on."""
         ask = flight.ask
         live.flights.pop(ask.key, None)
         if not flight.is_start_recorded:
             flight.is_start_recorded = ask.is_recorded = True
             live.entries.append(flight.start_entry())
-        self.block(live, e.RunBlocked(reason, hint, *ask.key, ask.name, ask.use))
+        self.block(live, e.RunBlocked(reason, hint, *ask.key, ask.name, ask.use, short))
 
     def block_asked(self, live: LiveRun, event: e.RunBlocked) -> None:
         """Hosted code comes to a question by itself, in the middle of a turn perhaps."""

@@ -24,6 +24,7 @@ from perdure.codec.exceptions import message_of
 from perdure.engine.calls import NO_ATTEMPTS, Attempts, StepAsk
 from perdure.errors import EncodeError, StepTimeoutError
 from perdure.history import events as e
+from perdure.history.spending import Use
 from perdure.http.classify import classify
 from perdure.http.sender import SENDER
 from perdure.runtime.attempt import ATTEMPT, WHICH, Attempt, Outgoing
@@ -92,14 +93,15 @@ class Flight:
             when(started_at),
             lambda details: performer.beat(self, number, details),
             lambda hint: performer.details(self, hint), performer.provided,
+            lambda use: performer.note_use(self, number, use),
         )  # fmt: skip
 
     def operation_id(self) -> str | None:
         """What a request carries as its idempotency key: nothing, in a plain step."""
         return None
 
-    def start_entry(self) -> Entry:
-        """The event that says that this step is under way."""
+    def start_entry(self, number: int = 0) -> Entry:
+        """The event that says that this step is under way, or about to be with its attempt `number`."""
         ask = self.ask
         started = e.StepStarted(
             *ask.key,
@@ -108,7 +110,7 @@ class Flight:
             ask.packed.digest if ask.packed else None,
             ask.view,
             ask.spec.record_input,
-            self.number,
+            number or self.number or 1,
         )
         return Entry(started, ask.packed if ask.spec.record_input else None)
 
@@ -145,6 +147,9 @@ class Performer:
         self.may_begin: Callable[[], bool] = _always
         self.gate: Callable[[Flight], bool] = _passes
         self.around: Callable[[Flight, Function], Function] = _as_declared
+        self.is_reserved: Callable[[Flight, Callable[[Flight], None]], bool] = _is_free
+        self.on_use: Callable[[Flight, Use], None] = _unheard
+        self.settle: Callable[[Flight, BaseException | None], None] = _owes_nothing
 
     # ── flights ──────────────────────────────────────────────────────────────────────────────
     def start(self, live: LiveRun, ask: StepAsk) -> None:
@@ -174,6 +179,8 @@ class Performer:
         """Stop a step that nobody waits for any more; what it still produces is ignored."""
         flight = live.flights.pop(key, None)
         if flight is not None:
+            if live.account is not None:
+                self.settle(flight, None)
             self._finish(flight)
             if flight.task is not None:
                 flight.task.cancel()
@@ -209,7 +216,10 @@ class Performer:
     def enqueue(self, flight: Flight) -> None:
         """Begin the next attempt as soon as there is room."""
         flight.alarm = None
+        live = flight.live
         if flight.is_over:
+            return
+        if live.account is not None and flight.handler is None and not self.is_reserved(flight, self.enqueue):
             return
         if len(self._running) >= self._steps_max:
             self._queue.append(flight)
@@ -335,6 +345,8 @@ class Performer:
             if handler is not None:
                 handler.came_late(flight, number, value)
             return
+        if flight.live.account is not None:
+            self.settle(flight, None)
         if handler is not None:
             handler.returned(flight, value)
             return
@@ -342,11 +354,11 @@ class Performer:
         try:
             raw = ask.spec.result.dumps(value)
         except EncodeError as error:
-            self._give_up(flight, error.about(f"the result of {ask.spec.name}()"))
+            self.give_up(flight, error.about(f"the result of {ask.spec.name}()"))
             return
         except Exception as error:  # what the value's own methods raise
             error.add_note(f"raised while what {ask.spec.name}() returned was recorded")
-            self._give_up(flight, error)
+            self.give_up(flight, error)
             return
         self.end(flight)
         try:
@@ -380,6 +392,8 @@ class Performer:
     def _failed(self, flight: Flight, number: int, error: BaseException) -> None:
         if number != flight.airborne:
             return
+        if flight.live.account is not None:
+            self.settle(flight, error)
         if flight.handler is not None:
             flight.handler.failed(flight, number, error)
             return
@@ -398,7 +412,7 @@ class Performer:
             )
         except Exception as problem:
             problem.add_note(f"raised by Retry(on=) of {flight.ask.spec.name}")
-            self._give_up(flight, problem)
+            self.give_up(flight, problem)
             return
         if isinstance(decision, Again):
             self._try_again(flight, error, decision.at, now)
@@ -406,7 +420,7 @@ class Performer:
             self.land(flight)
             self._block(flight.live, "needs_person", f"{flight.ask.label}: {message_of(error)}", flight)
         else:
-            self._give_up(flight, error)
+            self.give_up(flight, error)
 
     def _try_again(self, flight: Flight, error: BaseException, at: int, now: int) -> None:
         self.land(flight)
@@ -414,7 +428,8 @@ class Performer:
         self._record(flight, e.AttemptFailed, raw, retry_at=at, first_at=flight.first_at)
         flight.live.then += (lambda: self._wait(flight, at),)  # that it failed is durable before the next one begins
 
-    def _give_up(self, flight: Flight, error: BaseException) -> None:
+    def give_up(self, flight: Flight, error: BaseException) -> None:
+        """The step fails, and is not tried again."""
         self.end(flight)
         self._record(flight, e.StepFailed, dump_exception(error, flight.ask.spec.raises), delivers=True)
 
@@ -519,6 +534,21 @@ class Performer:
         ask = flight.ask
         self._report(flight.live, e.Heartbeat(*ask.key, ask.name, ask.use, packed.digest, number), output=packed)
 
+    def note_use(self, flight: Flight, number: int, use: Use) -> None:
+        """The body says what it has used."""
+        try:
+            is_here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_here = False
+        if is_here:
+            self._note_use(flight, number, use)
+        else:  # before what it returns, which comes by the same way
+            self._loop.call_soon_threadsafe(self._note_use, flight, number, use)
+
+    def _note_use(self, flight: Flight, number: int, use: Use) -> None:
+        if number == flight.airborne:
+            self.on_use(flight, use)
+
     def details(self, flight: Flight, hint: Any) -> Any:
         known = flight.live.execution.attempts_at(flight.ask.key)
         return None if known.details is None else codec_for(hint).loads(known.details)
@@ -543,6 +573,19 @@ class Performer:
 
 def _nothing(flight: Flight) -> None:
     """Nobody watches."""
+
+
+def _is_free(flight: Flight, then: Callable[[Flight], None]) -> bool:
+    """Nobody limits what is spent."""
+    return True
+
+
+def _unheard(flight: Flight, use: Use) -> None:
+    """Nobody counts what is used."""
+
+
+def _owes_nothing(flight: Flight, error: BaseException | None) -> None:
+    """Nobody counts what is spent."""
 
 
 def _as_declared(flight: Flight, function: Function) -> Function:

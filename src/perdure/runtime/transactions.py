@@ -117,6 +117,8 @@ class Transactions:
         if body.written is not None:
             live.under_way = body.written
         if isinstance(outcome, Done):
+            if live.account is not None:
+                self._turns.budgets.settle(flight, None, has_begun=True)
             flight.entry = body.entry
             self._turns.performer.end(flight)
             self._turns.on_posts()

@@ -44,11 +44,13 @@ from perdure.errors import AuthorityUnreadableError, HistoryCorruptError, Perdur
 from perdure.history import events as e
 from perdure.runtime import load, mail
 from perdure.runtime.approvals import Approvals
+from perdure.runtime.budgets import Budgets
 from perdure.runtime.children import Children
 from perdure.runtime.doubts import Doubts
 from perdure.runtime.effects import Effects
 from perdure.runtime.ends import Ends
 from perdure.runtime.live import Delivery, Entry, LiveRun, Written
+from perdure.runtime.options import NO_RULES, Rules
 from perdure.runtime.parking import Parking
 from perdure.runtime.performer import UNREADABLE_MICROSECONDS, Flight, Performer
 from perdure.runtime.sections import Sections
@@ -70,6 +72,7 @@ from perdure.store.protocol import (
     Mail,
     NewRun,
     Outcome,
+    Overdrawn,
     OverRate,
     RunInfo,
     Status,
@@ -111,6 +114,7 @@ class Turns:
         steps_max: int,
         threads_max: int,
         provided: Mapping[type, Any],
+        spending: Rules = NO_RULES,
         compare_all_inputs: bool = False,
         guard: Callable[[LiveRun, Callable[[], None]], None] | None = None,
         policy: Policy | None = None,
@@ -136,6 +140,7 @@ class Turns:
         self.performer.gate = self._may_begin
         self.policy = policy
         self._gates: Gates | None = None
+        self.budgets = Budgets(self, spending)
         self.effects = Effects(self)
         self.doubts = Doubts(self)
         self.settling = Settling(self)
@@ -174,6 +179,7 @@ class Turns:
     def _take_in(self, live: LiveRun) -> None:
         self.live[live.rid] = live
         live.is_gated = self.policy is not None or live.execution.spec.policy is not None
+        self.budgets.admit(live)
 
     # ── load ─────────────────────────────────────────────────────────────────────────────────
     def admit(self, claim: Claim) -> None:
@@ -259,6 +265,8 @@ class Turns:
             self.forget(live)
             self.on_trouble()
             return
+        if live.account is not None:
+            self.budgets.settle_open(live)
         try:
             self.take_mail(self.store.mail([live.rid]))
         except StoreError:
@@ -385,6 +393,8 @@ class Turns:
                 self.effects.held(live, outcome)
             elif isinstance(outcome, OverRate):
                 self.gates.over_rate(live, outcome)
+            elif isinstance(outcome, Overdrawn):
+                self.budgets.overdrawn(live, outcome)
             else:
                 self._lost(live, outcome)
         except Exception as error:

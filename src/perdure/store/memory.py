@@ -17,6 +17,8 @@ from perdure.clock import MICROSECONDS, Clock, SystemClock
 from perdure.codec.packing import position_of, told
 from perdure.decisions import ApprovalEntry
 from perdure.errors import HistoryCorruptError, StoreError
+from perdure.gates.budget import SharedAccount
+from perdure.history.spending import Share
 from perdure.ledger.entry import LedgerEntry
 from perdure.store import rules
 from perdure.store.protocol import (
@@ -42,6 +44,7 @@ from perdure.store.protocol import (
     NewRun,
     Note,
     Outcome,
+    Overdrawn,
     OverRate,
     Post,
     Row,
@@ -134,6 +137,7 @@ class _Shared:
     workers: dict[str, _Worker] = field(default_factory=dict[str, _Worker])
     effects: dict[str, LedgerEntry] = field(default_factory=dict[str, LedgerEntry])
     approvals: dict[str, ApprovalEntry] = field(default_factory=dict[str, ApprovalEntry])
+    accounts: dict[Share, SharedAccount] = field(default_factory=dict[Share, SharedAccount])
     posts: dict[str, _Post] = field(default_factory=dict[str, "_Post"])
     notes: dict[tuple[str, str], Note] = field(default_factory=dict[tuple[str, str], Note])
     uses: dict[tuple[str, str], _Used] = field(default_factory=dict[tuple[str, str], "_Used"])
@@ -285,7 +289,8 @@ class MemoryStore:
             holder = self._shared.effects.get(entry.operation_id)
             if holder is not None and holder.rid != entry.rid:
                 return Held(holder)
-        return self._judge_uses(append)
+        spent = self._spend(append)
+        return self._judge_uses(append) or (spent if isinstance(spent, Overdrawn) else None)
 
     def _judge_uses(self, append: Append) -> OverRate | None:
         now = self._clock.now()
@@ -295,6 +300,10 @@ class MemoryStore:
             if len(counting) >= use.uses_max:
                 return OverRate(use, counting[-use.uses_max] + use.period)
         return None
+
+    def _spend(self, append: Append) -> dict[Share, SharedAccount] | Overdrawn:
+        accounts = self._shared.accounts
+        return rules.spend(append.spending, lambda account, since: accounts.get(Share(account, since)))
 
     def _apply(self, run: _Run, append: Append) -> None:
         if append.rows:
@@ -315,6 +324,9 @@ class MemoryStore:
             self._shared.effects[entry.operation_id] = entry._replace(created_at=there_already.created_at)
         for asked in append.approvals:
             self._shared.approvals[asked.approval_id] = asked
+        spent = self._spend(append)
+        if not isinstance(spent, Overdrawn):
+            self._shared.accounts |= spent
         self._post(append.posts)
         for use in append.uses:
             used = _Used(use.bucket, use.use_id, self._clock.now(), self._clock.now() + use.period)
@@ -722,6 +734,12 @@ class MemoryStore:
         with self._shared.lock:
             found = [note for note in self._shared.notes.values() if note.kind == kind and key in {None, note.key}]
         return sorted(found, key=lambda note: (-note.at, note.key))
+
+    # ── what many runs spend together ────────────────────────────────────────────────────────
+    def accounts(self, account: str | None = None) -> list[SharedAccount]:
+        with self._shared.lock:
+            found = [each for each in self._shared.accounts.values() if account in {None, each.account}]
+        return sorted(found, key=lambda each: (each.account, -each.since))
 
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from perdure.decisions import ApprovalEntry, ApprovalState
+from perdure.gates.budget import Movement, SharedAccount
+from perdure.history.spending import Shortfall
 from perdure.ledger.entry import LedgerEntry
 from perdure.ledger.states import EffectState
 
@@ -171,10 +173,12 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     of the ledger, new or in place of the row of the same operation id; if one of them belongs to another run the whole
     append is refused with `Held`. `approvals` are rows of requests to people, new or in place of the row of the same
     id. `posts` are messages for the outbox; one whose id is there already changes nothing. `uses` count against rates;
-    if one of those is used up the whole append is refused with `OverRate`. `notes` are kept with it.
+    if one of those is used up the whole append is refused with `OverRate`. `notes` are kept with it. `spending` changes
+    accounts that many runs share, in the order given; if one of these movements is refused by `gates.budget.moved` the
+    whole append is, with `Overdrawn`.
 
-    Judged in this order: Missing, the same append again, Fenced, Ended, Moved, Exists, Held, OverRate. A plain append
-    (rows and blobs alone) does not touch the index row, so `updated_at` stands still.
+    Judged in this order: Missing, the same append again, Fenced, Ended, Moved, Exists, Held, OverRate, Overdrawn. A
+    plain append (rows and blobs alone) does not touch the index row, so `updated_at` stands still.
     """
 
     id: bytes
@@ -193,6 +197,7 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     approvals: tuple[ApprovalEntry, ...] = ()
     uses: tuple[Use, ...] = ()
     notes: tuple[Note, ...] = ()
+    spending: tuple[Movement, ...] = ()
 
 
 class Letter(NamedTuple):
@@ -265,6 +270,14 @@ class OverRate(msgspec.Struct, frozen=True):
     free_at: int
 
 
+class Overdrawn(NamedTuple):
+    """There is too little left in an account that many runs share: nothing of the append is written. `call`: whose
+    movement it is."""
+
+    short: Shortfall
+    call: tuple[str, int]
+
+
 class Moved(msgspec.Struct, frozen=True):
     """The run has another length than expected: somebody appended first, or this is a bug."""
 
@@ -294,7 +307,7 @@ class Refused(NamedTuple):
     told: str
 
 
-Outcome = Done | Exists | Held | OverRate | Moved | Fenced | Ended | Missing | Refused
+Outcome = Done | Exists | Held | OverRate | Overdrawn | Moved | Fenced | Ended | Missing | Refused
 
 
 class RunInfo(NamedTuple):
@@ -598,6 +611,11 @@ class Store(Protocol):
         there is none: of two who do this at once, one does it."""
         ...
 
+    # ── what many runs spend together ────────────────────────────────────────────────────────
+    def accounts(self, account: str | None = None) -> list[SharedAccount]:
+        """The accounts that many runs share, or those of one name: by name, the newest period first."""
+        ...
+
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:
         """Delete up to `limit` finished runs with their events, blobs and mail, each run whole; what stays is one line
@@ -625,5 +643,7 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-QUIET_KINDS = frozenset({"step.started", "effect.started", "effect.in_doubt", "run.taken_over"})
+QUIET_KINDS = frozenset({
+    "step.started", "effect.started", "effect.in_doubt", "run.taken_over", "budget.reserved", "budget.spent",
+})  # fmt: skip
 """Kinds of events that are no progress."""

@@ -7,14 +7,28 @@ dead worker.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
 from perdure.decisions import ApprovalEntry, Authority, Refusal, decide
 from perdure.decisions.deciding import decode_decision
 from perdure.errors import PerdureBug
-from perdure.store.protocol import CONTROL_KINDS, Append, Change, Decide, NewRun, Refused, Row, Status, Wakes, Write
+from perdure.gates.budget import Movement, SharedAccount, moved
+from perdure.history.spending import Share, Shortfall
+from perdure.store.protocol import (
+    CONTROL_KINDS,
+    Append,
+    Change,
+    Decide,
+    NewRun,
+    Overdrawn,
+    Refused,
+    Row,
+    Status,
+    Wakes,
+    Write,
+)
 
 RETRY_AFTER_DEATH_SECONDS = (0.0, 10.0, 60.0)
 """How long a run waits after a death of its worker without progress: the first, the second, the last."""
@@ -89,6 +103,22 @@ def refused(
         entry = entry if isinstance(following, Refusal) else following
     following = decide(entry, decode_decision(given.body), now, authority)
     return Refused(*following) if isinstance(following, Refusal) else None
+
+
+def spend(
+    movements: Iterable[Movement], find: Callable[[str, int], SharedAccount | None]
+) -> dict[Share, SharedAccount] | Overdrawn:
+    """The shared accounts after these movements, one after the other; or which of them is refused. `find`: an account
+    as it stands, if there is one."""
+    after: dict[Share, SharedAccount] = {}
+    for movement in movements:
+        at = Share(movement.account, movement.since)
+        before = after.get(at) or find(*at) or SharedAccount(*at)
+        following = moved(before, movement)
+        if isinstance(following, Shortfall):
+            return Overdrawn(following, movement.call)
+        after[at] = following
+    return after
 
 
 class Death(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from perdure.decisions import ApprovalEntry
 from perdure.errors import StoreError
+from perdure.gates.budget import SharedAccount
 from perdure.ledger import LedgerEntry
 from perdure.store.protocol import (
     Append,
@@ -185,6 +186,9 @@ class CrashingStore:
 
     def notes(self, kind: str, key: str | None = None) -> list[Note]:
         return self._living(lambda: self.inner.notes(kind, key))
+
+    def accounts(self, account: str | None = None) -> list[SharedAccount]:
+        return self._living(lambda: self.inner.accounts(account))
 
     def prune(self, *, ended_before: int, limit: int) -> int:
         return self._write("prune", lambda: self.inner.prune(ended_before=ended_before, limit=limit))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -32,7 +33,7 @@ from perdure.runtime.host import every_run
 from perdure.runtime.lease import Lease
 from perdure.runtime.live import LiveRun
 from perdure.runtime.performer import Flight, Function
-from perdure.specs import WorkflowSpec, seconds
+from perdure.specs import Budget, WorkflowSpec, seconds
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Filter, Status, Store
 from perdure.testing.clock import FakeClock
@@ -90,13 +91,16 @@ class RuntimeUnderTest(Runtime):
         on_inbox: Any = None,
         inbox_webhook: Any = None,
         policy: Policy | None = None,
+        budgets: Iterable[Budget] = (),
+        prices: str | os.PathLike[str] | None = None,
         guard: bool = True,
         replays: bool = True,
     ) -> None:
         self.clock = clock or FakeClock()
         super().__init__(
             store or MemoryStore(self.clock), workflows=workflows, provide=provide, clock=self.clock, lease=LEASE,
-            authority=authority, on_inbox=on_inbox, inbox_webhook=inbox_webhook, policy=policy,
+            authority=authority, on_inbox=on_inbox, inbox_webhook=inbox_webhook, policy=policy, budgets=budgets,
+            prices=prices,
         )  # fmt: skip
         self._options = replace(self._options, drive=self._drive, lease=StillLease, compare_all_inputs=True)
         self._guards, self._replays = guard, replays

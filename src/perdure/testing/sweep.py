@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from perdure.api.calls import Call
 from perdure.history import events as e
 from perdure.runtime.performer import Flight
-from perdure.specs import WorkflowSpec
+from perdure.specs import Budget, WorkflowSpec
 from perdure.store.memory import MemoryStore
 from perdure.testing.clock import FakeClock
 from perdure.testing.crashing import CrashingStore, When
@@ -53,14 +53,16 @@ async def sweep_crashes(
     *,
     workflows: Iterable[Any] = (),
     provide: Mapping[type, Any] | None = None,
+    budgets: Iterable[Budget] = (),
 ) -> Sweep[T]:
     """Run it once undisturbed, and once for each crash. `call`: of a workflow, or a scenario with several calls to the
     runtime (messages, cancelling, ...). `workflows`: what else a recovering worker has to know. `provide`: for steps.
+    `budgets`: what runs share.
 
     Raises SweepFailed when a run that crashed and was recovered gives something else, or a recorded step began again.
     """
     scenario: Scenario[T] = call if callable(call) else _scenario_of(call)
-    sweeper = _Sweeper(scenario, workflows, provide)
+    sweeper = _Sweeper(scenario, workflows, provide, budgets)
     expected, writes = await sweeper.run(None, "before")
     crashes = 0
     for n in itertools.count(1):
@@ -90,10 +92,14 @@ def _scenario_of(call: Call[T]) -> Scenario[T]:
 class _Sweeper(Generic[T]):
     """One scenario, run as often as it takes, each time in a store of its own."""
 
-    def __init__(self, scenario: Scenario[T], workflows: Iterable[Any], provide: Mapping[type, Any] | None) -> None:
+    def __init__(
+        self, scenario: Scenario[T], workflows: Iterable[Any], provide: Mapping[type, Any] | None,
+        budgets: Iterable[Budget],
+    ) -> None:  # fmt: skip
         self._scenario = scenario
         self._workflows = list(workflows)
         self._provide = provide
+        self._budgets = tuple(budgets)
         self._inner = MemoryStore(FakeClock())
         self._learnt: list[WorkflowSpec] = []
 
@@ -116,7 +122,9 @@ class _Sweeper(Generic[T]):
 
     async def _live(self, store: MemoryStore | CrashingStore, clock: FakeClock, death: Death) -> Outcome[T] | None:
         self._repeated: list[str] = []
-        runtime = RuntimeUnderTest(store, clock=clock, workflows=self._workflows, provide=self._provide)
+        runtime = RuntimeUnderTest(
+            store, clock=clock, workflows=self._workflows, provide=self._provide, budgets=self._budgets
+        )
         outcome = await Mortal[T](runtime, death, self._opened).live(self._scenario)
         if outcome is not None:
             self._learnt = runtime.learnt

@@ -94,6 +94,7 @@ class PerformedHere:
         attempt = Attempt(
             self._live.run_id, self._live.info.workflow, wanted.name, f"{wanted.key[0]}/{wanted.name}", number,
             spec.retry.max_attempts, when(started_at), lambda details: None, lambda hint: None, {},
+            lambda use: None,
         )  # fmt: skip
         token = ATTEMPT.set(attempt)
         sender = SENDER.set(Outgoing(attempt, number, None, self._turns.clock.now))

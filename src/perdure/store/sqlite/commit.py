@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from perdure.gates.budget import SharedAccount
 from perdure.ledger.entry import LedgerEntry
 from perdure.store import rules
 from perdure.store.protocol import (
@@ -32,6 +33,7 @@ from perdure.store.protocol import (
     Moved,
     NewRun,
     Outcome,
+    Overdrawn,
     OverRate,
     Row,
     Status,
@@ -39,7 +41,14 @@ from perdure.store.protocol import (
     Write,
 )
 from perdure.store.sql import load_queries
-from perdure.store.sqlite.rows import approval_columns, approval_entry, ledger_entry, run_info
+from perdure.store.sqlite.rows import (
+    account_columns,
+    approval_columns,
+    approval_entry,
+    ledger_entry,
+    run_info,
+    shared_account,
+)
 from perdure.store.sqlite.writer import Facts
 
 QUERIES = load_queries(os.path.join(os.path.dirname(__file__), "queries"))
@@ -55,7 +64,7 @@ def append_alone(connection: sqlite3.Connection, facts: Facts, write: Write) -> 
         return None
     if write.change is not None or write.new_runs or write.watches or write.letters or write.effects or write.posts:
         return None
-    if write.approvals or write.uses or write.notes:  # rare: looked at last
+    if write.approvals or write.uses or write.notes or write.spending:  # rare: looked at last
         return None
     rid, length = write.rid, write.expected_length
     if facts.standing.get(rid) != (write.epoch, length):
@@ -162,7 +171,7 @@ class Commit:
             refusal = self._judge(append)
             if refusal is not None:
                 return refusal
-        if append.new_runs or append.watches or append.effects or append.uses:
+        if append.new_runs or append.watches or append.effects or append.uses or append.spending:
             refusal = self._judge_others(append)
             if refusal is not None:
                 return refusal
@@ -200,7 +209,7 @@ class Commit:
             if watch.run_id not in created and self._sql("rid_of", watch.run_id).fetchone() is None:
                 return Missing()
         held = next(filter(None, (self._judge_effect(entry) for entry in append.effects)), None)
-        return held or self._judge_uses(append)
+        return held or self._judge_uses(append) or self._judge_spending(append)
 
     def _judge_uses(self, append: Append) -> OverRate | None:
         """A use that is recorded already is not counted twice."""
@@ -211,6 +220,14 @@ class Commit:
             if found is not None:
                 return OverRate(use, found[0] + use.period)
         return None
+
+    def _judge_spending(self, append: Append) -> Overdrawn | None:
+        spent = rules.spend(append.spending, self._account)
+        return spent if isinstance(spent, Overdrawn) else None
+
+    def _account(self, account: str, since: int) -> SharedAccount | None:
+        found = self._sql("account", account, since).fetchone()
+        return None if found is None else shared_account(found)
 
     def _judge_effect(self, entry: LedgerEntry) -> Held | None:
         """An operation of scope `run` has the run in its id; only a global one can be another run's."""
@@ -237,7 +254,9 @@ class Commit:
             self._taken.append((mail_id, rid))
         if append.change is not None or append.new_runs or append.watches or append.letters:
             self._record_others(append)
-        elif append.effects or append.posts or append.approvals or append.uses or append.notes:
+        elif (
+            append.effects or append.posts or append.approvals or append.uses or append.notes or append.spending
+        ):
             self._record_effects(append)
         return Done(rid, length)
 
@@ -264,6 +283,10 @@ class Commit:
             self._sql("insert_use", use.bucket, use.use_id, self._now, self._now + use.period)
         for note in append.notes:
             self._sql("keep_note", *note)
+        spent = rules.spend(append.spending, self._account)
+        if not isinstance(spent, Overdrawn):  # that was judged before
+            for account in spent.values():
+                self._sql("write_account", *account_columns(account))
 
     # ── changes of the index row ─────────────────────────────────────────────────────────────
     def _change(self, rid: int, change: Change) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 from perdure.decisions import ApprovalEntry, ApprovalState, Vote
+from perdure.gates.budget import SharedAccount
+from perdure.history.spending import Amount, Limits
 from perdure.ledger.entry import LedgerEntry
 from perdure.ledger.states import EffectState
 from perdure.store.protocol import RunInfo, Status, WorkerInfo
@@ -45,3 +47,13 @@ def approval_columns(entry: ApprovalEntry) -> Sequence[Any]:
         approvers=msgspec.json.encode(entry.approvers).decode(),  # type: ignore[arg-type]
         recheck=int(entry.recheck), said=msgspec.json.encode(entry.said).decode(),  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def shared_account(columns: Sequence[Any]) -> SharedAccount:
+    account, since, used, held, raised = columns
+    spent, reserved = (msgspec.json.decode(each, type=Amount) for each in (used, held))
+    return SharedAccount(account, since, spent, reserved, msgspec.json.decode(raised, type=Limits))
+
+
+def account_columns(account: SharedAccount) -> Sequence[Any]:
+    return (*account[:2], *(msgspec.json.encode(each).decode() for each in account[2:]))

@@ -17,6 +17,7 @@ import msgspec
 from perdure.clock import MICROSECONDS, Clock, SystemClock
 from perdure.decisions import ApprovalEntry
 from perdure.errors import ForkedError, PerdureBug, PerdureError, StoreBusyError, StoreError, StoreReadOnlyError
+from perdure.gates.budget import SharedAccount
 from perdure.ledger.entry import LedgerEntry
 from perdure.store import rules
 from perdure.store.protocol import (
@@ -40,6 +41,7 @@ from perdure.store.sqlite import care, forks, guests, outbox, workers
 from perdure.store.sqlite.commit import QUERIES, Commit, append_alone
 from perdure.store.sqlite.locks import Liveness, check_disk, check_locks_hold
 from perdure.store.sqlite.reading import Readers
+from perdure.store.sqlite.rows import shared_account
 from perdure.store.sqlite.schema import check_place, prepare
 from perdure.store.sqlite.turns import Turns
 from perdure.store.sqlite.workers import Known
@@ -337,6 +339,11 @@ class SqliteStore:
     def notes(self, kind: str, key: str | None = None) -> list[Note]:
         self._check_usable()
         return [Note._make(row) for row in self._readers.named("list_notes", {"kind": kind, "key": key})]
+
+    # ── what many runs spend together ────────────────────────────────────────────────────────
+    def accounts(self, account: str | None = None) -> list[SharedAccount]:
+        self._check_usable()
+        return [shared_account(row) for row in self._readers.named("list_accounts", {"account": account})]
 
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:

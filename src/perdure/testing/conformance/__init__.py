@@ -12,10 +12,14 @@ import pytest
 pytest.register_assert_rewrite(
     *(
         f"{__name__}.{part}"
-        for part in ("base", "appends", "effects", "approvals", "rates", "mail", "workers", "reading", "notes", "care")
+        for part in (
+            "base", "accounts", "appends", "effects", "approvals", "rates", "mail", "workers", "reading", "notes",
+            "care",
+        )
     )
 )
 
+from perdure.testing.conformance.accounts import AccountPromises  # noqa: E402
 from perdure.testing.conformance.appends import AppendPromises  # noqa: E402  after their asserts are made to explain
 from perdure.testing.conformance.approvals import ApprovalPromises  # noqa: E402
 from perdure.testing.conformance.base import StillClock  # noqa: E402
@@ -35,6 +39,7 @@ class StoreConformance(
     EffectPromises,
     ApprovalPromises,
     RatePromises,
+    AccountPromises,
     MailPromises,
     WorkerPromises,
     ReadPromises,

@@ -1,0 +1,107 @@
+"""What many runs spend together: judged and changed in the transaction of the event, and refused as a whole."""
+
+from __future__ import annotations
+
+from perdure.gates.budget import Movement, SharedAccount
+from perdure.history.spending import NO_LIMITS, NOTHING, Amount, Limits
+from perdure.store.protocol import Ended, Fenced, Moved, Overdrawn
+from perdure.testing.conformance.base import ENDED, StoreCase, append
+
+ACCOUNT = "workflow agent per 60s"
+
+
+def reserves(tokens: int, limit: int | None = 100, since: int = 0, **amount: int) -> Movement:
+    """A call that wants so many tokens."""
+    limits = None if limit is None else Limits(tokens=limit)
+    return Movement(ACCOUNT, since, ("0", 7), held=Amount(tokens, **amount), limits=limits)
+
+
+class AccountPromises(StoreCase):
+    def standing(self, since: int = 0) -> SharedAccount:
+        found = [each for each in self.again().accounts(ACCOUNT) if each.since == since]
+        return found[0] if found else SharedAccount(ACCOUNT, since)
+
+    def test_nobody_has_spent_anything(self) -> None:
+        assert self.store.accounts() == self.store.accounts(ACCOUNT) == []
+
+    def test_what_is_reserved_and_settled_comes_back_as_it_was(self) -> None:
+        rid = self.start()
+        self.done(append(rid, 1, spending=(reserves(60, cost=2**52),)))
+        assert self.standing() == SharedAccount(ACCOUNT, 0, held=Amount(60, 2**52))
+        settled = Movement(ACCOUNT, 0, ("0", 7), used=Amount(45, 9), held=NOTHING - Amount(60, 2**52))
+        self.done(append(rid, 2, spending=(settled,)))
+        assert self.standing() == SharedAccount(ACCOUNT, 0, used=Amount(45, 9))
+        assert self.store.accounts() == [self.standing()]
+
+    def test_an_append_that_overdraws_leaves_no_trace(self) -> None:
+        rid, other = self.start("r"), self.start("other")
+        self.done(append(rid, 1, spending=(reserves(60),)))
+        outcome = self.write(append(other, 1, spending=(reserves(41),)))
+        assert isinstance(outcome, Overdrawn), outcome
+        short = outcome.short
+        assert (outcome.call, short.budget, short.unit, short.limit) == (("0", 7), ACCOUNT, "tokens", 100)
+        assert (short.used, short.held, short.wanted) == (0, 60, 41)
+        assert self.standing().held == Amount(60)
+        self.done(append(other, 1, spending=(reserves(40),)))
+        assert self.standing().held == Amount(100)
+
+    def test_movements_of_one_append_are_judged_one_after_the_other(self) -> None:
+        rid = self.start()
+        assert isinstance(self.write(append(rid, 1, spending=(reserves(60), reserves(60)))), Overdrawn)
+        assert self.standing().held == NOTHING
+        back = Movement(ACCOUNT, 0, ("0", 1), used=Amount(10), held=NOTHING - Amount(60))
+        self.done(append(rid, 1, spending=(reserves(60), back, reserves(60))))
+        assert self.standing() == SharedAccount(ACCOUNT, 0, Amount(10), Amount(60))
+
+    def test_of_two_in_one_commit_the_later_sees_the_earlier(self) -> None:
+        rid, other = self.start("r"), self.start("other")
+        first, second = self.store.commit(
+            [append(rid, 1, spending=(reserves(60),)), append(other, 1, spending=(reserves(60),))]
+        )
+        self.done_is(first)
+        assert isinstance(second, Overdrawn)
+
+    def done_is(self, outcome: object) -> None:
+        assert not isinstance(outcome, Overdrawn | Moved | Fenced | Ended), outcome
+
+    def test_sent_again_it_counts_once(self) -> None:
+        rid = self.start()
+        write = append(rid, 1, spending=(reserves(60),))
+        assert self.done(write) == self.done(write)
+        assert self.standing().held == Amount(60)
+
+    def test_what_is_refused_otherwise_changes_no_account(self) -> None:
+        rid = self.start()
+        assert isinstance(self.write(append(rid, 5, spending=(reserves(1),))), Moved)
+        assert isinstance(self.write(append(rid, 1, epoch=9, spending=(reserves(1),))), Fenced)
+        self.done(append(rid, 1, change=ENDED))
+        assert isinstance(self.write(append(rid, 2, spending=(reserves(1),))), Ended)
+        assert self.store.accounts() == []
+
+    def test_without_limits_it_always_counts(self) -> None:
+        rid = self.start()
+        self.done(append(rid, 1, spending=(reserves(900, limit=None),)))
+        assert self.standing().held == Amount(900)
+
+    def test_of_what_is_not_said_something_has_to_be_left(self) -> None:
+        rid = self.start()
+        unsaid = Movement(ACCOUNT, 0, ("0", 7), limits=Limits(tokens=60), unsaid=("tokens",))
+        self.done(append(rid, 1, spending=(unsaid,)))
+        self.done(append(rid, 2, spending=(reserves(60),)))
+        outcome = self.write(append(rid, 3, spending=(unsaid,)))
+        assert isinstance(outcome, Overdrawn)
+        assert outcome.short.wanted is None
+
+    def test_a_raised_limit_stays_and_is_never_lowered(self) -> None:
+        rid = self.start()
+        for seq, limit in enumerate((150, 120), 1):
+            self.done(append(rid, seq, spending=(Movement(ACCOUNT, 0, ("", 0), raised=Limits(tokens=limit)),)))
+        assert self.standing().raised == Limits(tokens=150)
+        self.done(append(rid, 3, spending=(reserves(150),)))
+        assert isinstance(self.write(append(rid, 4, spending=(reserves(1),))), Overdrawn)
+
+    def test_each_period_has_an_account_of_its_own(self) -> None:
+        rid = self.start()
+        self.done(append(rid, 1, spending=(reserves(100), reserves(100, since=60))))
+        assert [each.since for each in self.store.accounts(ACCOUNT)] == [60, 0]
+        assert self.standing(60) == SharedAccount(ACCOUNT, 60, NOTHING, Amount(100), NO_LIMITS)
