@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import pytest
 from tests.runtime.hosting import kinds, run_async
 
 import perdure
-from perdure import DecisionRefused, Idempotent, Rejected, StepError, UsageError, effect, step, workflow
+from perdure import (
+    ApprovalExpired,
+    DecisionRefused,
+    Idempotent,
+    Rejected,
+    StepError,
+    UsageError,
+    effect,
+    step,
+    workflow,
+)
 from perdure.api.requests import RequestSummary
 from perdure.engine.calls import Grant
 from perdure.store.memory import MemoryStore
+from perdure.store.protocol import Append, Write
+from perdure.store.protocol import Outcome as Stored
 from perdure.testing.clock import FakeClock
 from perdure.testing.crashing import CrashingStore
 from perdure.testing.mortal import Death, Mortal, Outcome, QuietAboutCrashes
@@ -73,6 +86,11 @@ async def hosted(order: str) -> str:
 @workflow
 def in_thread(order: str) -> str:
     return perdure.sync.with_approval(refund.call(order, 42), by="ann", premises=facts())
+
+
+@workflow
+async def without_facts(order: str) -> str:
+    return await perdure.with_approval(refund.call(order, 42), by="ann", within=5)
 
 
 ALL = pytest.mark.parametrize("program", [on_loop, hosted, in_thread], ids=["loop", "section", "def"])
@@ -289,3 +307,32 @@ def test_how_old_a_check_may_be() -> None:
     grant = Grant("a", b"", checked_at=10 * SECOND)
     assert [grant.is_outdated(at * SECOND) for at in (10, 15, 16)] == [False, False, True]
     assert not Grant("a", b"").is_outdated(1_000 * SECOND), "it rests on nothing"
+
+
+class SlowToStart(MemoryStore):
+    """It takes six seconds to record the start of an effect."""
+
+    clock: FakeClock
+
+    def commit(self, writes: Sequence[Write]) -> list[Stored]:
+        rows = [row for write in writes if isinstance(write, Append) for row in write.rows]
+        if any(row.kind == "effect.started" for row in rows):
+            self.clock.advance_to(self.clock.now() + 6 * SECOND)
+        return super().commit(writes)
+
+
+@pytest.mark.parametrize("program", [on_loop, without_facts], ids=["facts", "time limit"])
+def test_an_effect_whose_start_took_too_long_to_record_is_not_sent(program: Any) -> None:
+    async def main() -> None:
+        clock = FakeClock()
+        store = SlowToStart(clock)
+        store.clock = clock
+        async with RuntimeUnderTest(store, clock=clock, workflows=[program]) as runtime:
+            run = await runtime.start(program.call("o-1"), id="r")
+            await approve(runtime, await pending(runtime))
+            with pytest.raises(ApprovalExpired, match="took too long to be recorded"):
+                await run.result()
+            assert PAID == []
+            assert [it.status for it in await runtime.effects(run="r")] == ["failed_final"]
+
+    run_async(main())

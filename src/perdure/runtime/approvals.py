@@ -314,6 +314,16 @@ class Approvals:
         flight.approval = row.used(operation, now=now)
         return None
 
+    def too_late(self, flight: EffectFlight, grant: Grant) -> ApprovalExpired | None:
+        """Why an effect whose start has used its approval up is not to be sent after all: it took too long until the
+        start was durable."""
+        now = self._turns.clock.now()
+        if flight.number or not (grant.is_late(now) or grant.is_outdated(now)):
+            return None
+        why = "it had to begin before" if grant.is_late(now) else "what it rests on was read too long ago"
+        told = f"{flight.ask.label}: its start took too long to be recorded, and {why}: ask again"
+        return ApprovalExpired(told, grant.id)
+
     def unused(self, live: LiveRun, grant: Grant) -> ApprovalEntry | None:
         """The row of an approval once the call that it was given for is not made: it is good for no other one."""
         row = self.row(live, grant.id)

@@ -265,11 +265,14 @@ class Effects:
         return None if grant is None else self._turns.approvals.gate(flight, grant)
 
     def may_launch(self, flight: EffectFlight) -> bool:
-        """Whether what was checked for this attempt still holds when its body is about to be called. If it was checked
-        too long ago it is checked again, and denied if it may not be sent any more."""
-        if not flight.checked_at or flight.standing.is_resent or not self._turns.gates.is_old(flight):
+        """Whether what was checked for this attempt still holds when its body is about to be called: the commit of its
+        start may have taken its time. If it does not hold any more it is denied."""
+        if flight.standing.is_resent:
             return True
-        refused = self._turns.gates.effect(flight)
+        grant = flight.ask.grant
+        refused: PerdureError | None = None if grant is None else self._turns.approvals.too_late(flight, grant)
+        if refused is None and flight.checked_at and self._turns.gates.is_old(flight):
+            refused = self._turns.gates.effect(flight)
         if refused is None:
             return True
         flight.is_under_way = False
