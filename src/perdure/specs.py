@@ -377,6 +377,24 @@ class EffectSpec(StepSpec, frozen=True, eq=False, kw_only=True):
         return self.risk if self.reversible else "high"
 
 
+class Surroundings(msgspec.Struct, frozen=True):
+    """What a workflow leans on besides its code, as its author declares it: it is part of the replay contract.
+
+    `tools`: names and digests of their schemas. `tool_catalog_version`: the author's number, else a digest of those.
+    `frameworks`: packages and their versions. `accepts`: in which of these a run under way may go on under another
+    one. Empty: not declared."""
+
+    tools: tuple[tuple[str, str], ...] = ()
+    tool_catalog_version: str = ""
+    prompt_release: str = ""
+    model_policy_version: str = ""
+    frameworks: tuple[tuple[str, str], ...] = ()
+    accepts: frozenset[str] = frozenset()
+
+
+NOTHING_DECLARED = Surroundings()
+
+
 class WorkflowSpec(msgspec.Struct, frozen=True, eq=False):
     """A workflow as declared. `policy`: a `gates.Policy`, which this module may not know."""
 
@@ -391,6 +409,7 @@ class WorkflowSpec(msgspec.Struct, frozen=True, eq=False):
     replays: frozenset[int] = frozenset()
     policy: Any = None
     budget: Budget | None = None
+    surroundings: Surroundings = NOTHING_DECLARED
 
     @property
     def key(self) -> tuple[str, int]:

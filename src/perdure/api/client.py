@@ -461,6 +461,7 @@ class Client:
         spec = call.of.spec
         if not isinstance(spec, WorkflowSpec):
             raise UsageError(f"start({call.of.name}.call(...)): {call.of.name} is a step, not a workflow")
+        spec = self._declared(spec)
         raw = spec.arguments.dumps(call.args, call.kwargs)
         now = self._clock.now()
         due = now + round(_delay_seconds(delay) * 1_000_000)
@@ -476,6 +477,10 @@ class Client:
         info = _info_of(new, outcome.rid)
         self._started(info, new, raw)
         return Run(self, info, spec, "started")
+
+    def _declared(self, spec: WorkflowSpec) -> WorkflowSpec:
+        """The workflow, with what is declared for all of them here."""
+        return spec
 
     async def _attach(self, info: RunInfo, new: NewRun, spec: WorkflowSpec) -> Run[Any]:
         if (info.workflow, info.input_digest) != (new.workflow, new.input_digest):

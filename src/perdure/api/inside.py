@@ -242,6 +242,19 @@ def patched(patch: str) -> bool:
     return journal.patched(patch) if journal is not None else _execution("patched").patched(patch)
 
 
+def deprecate_patch(patch: str) -> None:
+    """What is left of `patched` when the old way is gone from the code: a run that still takes it is parked as
+    `diverged`, with the name of the guard. Nothing is recorded; `perdure code check` says whether there are such runs.
+
+    >>> async def agent() -> None:  # doctest: +SKIP
+    ...     perdure.deprecate_patch("check the risk first")
+    ...     await check_risk()
+    ...     await pay()
+    """
+    journal = _journal()
+    (journal if journal is not None else _execution("deprecate_patch")).deprecate_patch(patch)
+
+
 def set_state(state: Any) -> None:
     """What `await run.state()` shows to whoever asks: plain JSON. Written with the run's next commit.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from perdure.api.calls import Call
 from perdure.api.client import Client, Run, refuse_in_workflow_code
 from perdure.api.spending import rules_from
+from perdure.api.surroundings import Tools, surroundings, within
 from perdure.clock import Clock
 from perdure.decisions import Authority
 from perdure.decisions.authority import Roles
@@ -54,6 +55,8 @@ class Runtime(Client):
     `concurrent_steps`, `threads`: caps. `evict_after`: how long a waiting run stays in memory (default 1 s). `grace`:
     how long leaving waits for effects that were sent (default 30 s). `guard`: checked mode (see the docs on
     determinism). `policy`: what the calls of all runs executed here are held to, beside their workflow's own policy.
+    `tools`, `prompt_release`, `model_policy_version`: for all workflows that declare none (see
+    `workflow`).
 
     Leaving it (`async with`) waits for effects that were sent, up to `grace`, writes what came in, cancels plain steps
     under way (they run again in the next process), and names in the log what is unfinished. Nothing is marked as
@@ -83,9 +86,16 @@ class Runtime(Client):
         grace: timedelta | float = 30.0,
         guard: bool = False,
         policy: Policy | None = None,
+        tools: Tools | None = None,
+        prompt_release: str | None = None,
+        model_policy_version: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         super().__init__(store, workflows=workflows, authority=authority, clock=clock)
+        self._around = surroundings(
+            type(self).__name__, tools=tools, prompt_release=prompt_release, model_policy_version=model_policy_version
+        )
+        self._workflows = {key: within(spec, self._around) for key, spec in self._workflows.items()}
         if adopt not in {"all", "own", "none"}:
             raise UsageError(f"Runtime(adopt={adopt!r}): 'all', 'own' or 'none'")
         if not LEASE_SECONDS_MIN <= seconds(lease, what="lease") <= SECONDS_MAX:
@@ -247,6 +257,10 @@ class Runtime(Client):
         and nobody takes it in."""
         if self._host_open is not None:
             self._host_open.be_unsure()
+
+    def _declared(self, spec: WorkflowSpec) -> WorkflowSpec:
+        known = self._workflows.get(spec.key)
+        return known if known is not None and known.function is spec.function else spec
 
     def _owner(self, spec: WorkflowSpec) -> str | None:
         if self._catalog.get(spec.key) is None:

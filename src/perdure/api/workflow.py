@@ -17,6 +17,7 @@ from perdure.api.declaration import (
     texts,
     with_estimate,
 )
+from perdure.api.surroundings import Tools, surroundings
 from perdure.codec import arguments_codec_for, codec_for
 from perdure.errors import DeclarationError
 from perdure.runtime.attempt import JOURNAL
@@ -295,6 +296,12 @@ def workflow(
     replays: Iterable[int] = (),
     policy: Policy | None = None,
     budget: Budget | None = None,
+    tools: Tools | None = None,
+    tool_catalog_version: str | None = None,
+    prompt_release: str | None = None,
+    model_policy_version: str | None = None,
+    frameworks: Iterable[str] = (),
+    on_contract_drift: str | Mapping[str, str] = "block",
 ) -> _WorkflowDecorator: ...
 def workflow(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Declare a workflow: the deterministic function that orchestrates steps.
@@ -304,6 +311,11 @@ def workflow(function: Callable[..., Any] | None = None, /, **options: Any) -> A
     whoever waits for the result. `replays={7}`: this code also continues runs of version 7. `policy`: what its calls
     are held to, beside the policy of the runtime that executes it. `budget`: what each run
     may spend, unless it is started with another budget; a run keeps the one that it was started with.
+
+    What else a run leans on: `tools` (functions, or names and JSON schemas; `tool_catalog_version` counts instead of
+    their schemas), `prompt_release`, `model_policy_version`. A run under way that began under another one is parked,
+    unless its version is claimed, or `on_contract_drift="accept"` (or for some: `{"prompt_release": "accept"}`).
+    `frameworks`: packages whose versions are recorded.
 
     Raises DeclarationError for what cannot be a workflow, and says how to mend it.
 
@@ -329,6 +341,7 @@ def _workflow_with(
     replays: Iterable[int] = (),
     policy: Policy | None = None,
     budget: Budget | None = None,
+    **leans_on: Any,
 ) -> Any:
     if not is_whole(version) or version < 1:
         raise DeclarationError(f"workflow(version={version!r}): a whole number from 1 on")
@@ -341,6 +354,7 @@ def _workflow_with(
         arguments=arguments, result=arguments.result,
         raises=exception_classes(raises, "workflow"), replays=_versions(replays),
         budget=budget_of_run(budget, what="workflow(budget="),
+        surroundings=surroundings("workflow", **leans_on),
         receives=None if receives is None else {
             recordable(message, what="workflow(receives=): message name"): codec_for(hint)
             for message, hint in receives.items()
@@ -356,7 +370,10 @@ def _checked_policy(policy: Any) -> Any:
     return checked_policy(policy, "workflow")
 
 
-WORKFLOW_OPTIONS = tuple(inspect.signature(_workflow_with).parameters)[1:]
+WORKFLOW_OPTIONS = (
+    *tuple(inspect.signature(_workflow_with).parameters)[1:-1],
+    *tuple(inspect.signature(surroundings).parameters)[1:],
+)
 
 
 def _versions(given: Any) -> frozenset[int]:

@@ -214,6 +214,9 @@ def tell(event: e.AnyEvent) -> Told:
             return Told(f"resumed{_by(event.by)}")
         case e.Patched():
             return Told(f"patched({event.patch!r}) is {event.answer}")
+        case e.Adopted():
+            version = event.manifest.get("workflow_version", "?")
+            return Told(f"goes on under version {version}, {event.how}{_by(event.by)}", text=event.told)
         case e.TakenOver(how="left"):
             return Told("taken on while something may be under way from before")
         case e.TakenOver():

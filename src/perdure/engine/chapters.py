@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,11 +13,21 @@ from perdure.errors import EncodeError, PerdureError, UsageError
 from perdure.specs import WorkflowSpec
 
 
+class Parting(NamedTuple):
+    """Where code and history part: the call that the history has there, and the one that the code asks for, each by
+    what it is and its name (`step search`); empty if there is none. The same on both sides: its arguments differ."""
+
+    recorded: str
+    asked: str
+    where: str
+
+
 class Blocked(msgspec.Struct, frozen=True):
     """Why the run cannot go on by itself: one of the documented reasons, and what unblocks it."""
 
     reason: str
     hint: str
+    parting: Parting | None = None
 
 
 class ContinueAsNew(BaseException):

@@ -22,10 +22,13 @@ SHOWN_BEFORE_DIFFERENCE_CHARACTERS = 40
 
 
 class Difference(NamedTuple):
-    """Where code and history part: what the one has and what the other wants instead."""
+    """Where code and history part: what the one has and what the other wants instead; and both calls by what they are
+    and their names, as in `step search`."""
 
     recorded: str
     asked: str
+    recorded_call: str = ""
+    asked_call: str = ""
 
 
 class Claims:
@@ -59,12 +62,14 @@ class Claims:
         """Whether the code has asked for all of it again."""
         return not (self.recorded or self.expected)
 
-    def unclaimed(self) -> str | None:
-        """The first of what the code has not asked for again."""
+    def unclaimed(self, waits_for: str) -> Difference | None:
+        """The first of what the code has not asked for again. `waits_for`: what it asks for instead."""
+        asked = f"the code waits for {waits_for}"
         for (task, n), recorded in self.recorded.items():
-            return f"the history has {recorded.kind} {recorded.name!r} as call {n} of task {task}, never asked for"
+            told = f"the history has {recorded.kind} {recorded.name!r} as call {n} of task {task}, never asked for"
+            return Difference(told, asked, _called(recorded))
         for w in self.expected.values():
-            return f"the run was parked on {_told(w)} (call {w.n} of task {w.task})"
+            return Difference(f"the run was parked on {_told(w)} (call {w.n} of task {w.task})", asked, _called(w))
         return None
 
     def of_step(self, recorded: Recorded, ask: StepAsk) -> Difference | None:
@@ -77,7 +82,8 @@ class Claims:
             return Difference(
                 f"the history has {ask.label} with the key {recorded.business_key!r}",
                 f"the key function gives {ask.business_key!r} now: it may depend on the arguments alone",
-            )
+                _called(ask), _called(ask),
+            )  # fmt: skip
         raw, spec = ask.input, ask.spec
         is_large = len(raw) > INPUT_COMPARED_ON_REPLAY_BYTES_MAX
         if recorded.digest is None or (is_large and self._same_manifest and not self._compare_all_inputs):
@@ -118,7 +124,8 @@ class Claims:
             f"the history has {ask.label} with {'an' if noun == 'input' else ''}other {noun}, "
             f"{recorded if kept is not None else f'whose digest is {digest.hex()[:12]}'}",
             f"the code asks for it with {asked}",
-        )
+            _called(ask), _called(ask),
+        )  # fmt: skip
 
     def of_wait(self, ask: Ask, length: int) -> Difference | None:
         """Claim the entry of the waiting set that the run was parked with."""
@@ -131,7 +138,8 @@ class Claims:
         return Difference(
             f"the run was parked on {_told(parked)} (call {parked.n} of task {parked.task})",
             f"the code asks for {_told(Waiting(*ask.key, ask.kind, ask.name, length))}",
-        )
+            _called(parked), _called(ask),
+        )  # fmt: skip
 
     def remember_last_large(self) -> None:
         """What follows is likely to be the last large input with a little more: have the memo know what is stored."""
@@ -152,7 +160,13 @@ def _another(recorded: Recorded, ask: Ask) -> Difference:
     return Difference(
         f"the history has {recorded.kind} {recorded.name!r} as call {n} of task {task}",
         f"the code asks for {ask.kind} {ask.name!r} ({ask.label})",
-    )
+        _called(recorded), _called(ask),
+    )  # fmt: skip
+
+
+def _called(it: Recorded | Ask | Waiting) -> str:
+    """What it is and its name, as an outline of the source has it."""
+    return it.name.replace(":", " ") if it.name == "sleep" or it.name.startswith("receive:") else f"{it.kind} {it.name}"
 
 
 def _told(w: Waiting) -> str:

@@ -43,7 +43,7 @@ from perdure.engine.calls import (
     UnreadAsk,
     Waiting,
 )  # fmt: skip
-from perdure.engine.chapters import Beginning, Blocked, ContinueAsNew, Ending, ending_of, next_chapter
+from perdure.engine.chapters import Beginning, Blocked, ContinueAsNew, Ending, Parting, ending_of, next_chapter
 from perdure.engine.claims import Claims
 from perdure.engine.known import Known
 from perdure.engine.loop import DeterministicLoop, LoopTask, StuckTurn
@@ -295,6 +295,7 @@ class Execution:
             self.diverge(
                 f"the history has {event.label}, which the code does not ask for here",
                 f"the code waits for {self._what_is_asked()}",
+                f"{'effect' if isinstance(event, e.EffectSucceeded | e.EffectFailed) else 'call'} {event.name}",
             )
         return None
 
@@ -374,11 +375,13 @@ class Execution:
         return self.open.get(command.key) is command
 
     def _check_claims(self) -> None:
-        unclaimed = self.claims.unclaimed()
+        if self.claims.is_settled:
+            return
+        unclaimed = self.claims.unclaimed(self._what_is_asked())
         if unclaimed is not None:
-            self.diverge(unclaimed, f"the code waits for {self._what_is_asked()}")
+            self.diverge(*unclaimed)
 
-    def diverge(self, recorded: str, asked: str) -> None:
+    def diverge(self, recorded: str, asked: str, recorded_call: str = "", asked_call: str = "") -> None:
         """Code and history part here. The code is not resumed any more."""
         if self.failure is None:
             frames = where.user_frame() or where.describe(self.loop.live_tasks())
@@ -386,12 +389,13 @@ class Execution:
                 "diverged",
                 f"{recorded}; {asked} ({frames}). The code changed under a running workflow: register the old "
                 "version too, or guard the change with perdure.patched().",
+                Parting(recorded_call, asked_call, frames),
             )
 
-    def fail(self, reason: str, hint: str) -> None:
+    def fail(self, reason: str, hint: str, parting: Parting | None = None) -> None:
         """Stop the code for good; the run is to be parked with this reason."""
         if self.failure is None:
-            self.failure = Blocked(reason, hint)
+            self.failure = Blocked(reason, hint, parting)
         self.loop.stop_now = True
 
     def _what_is_asked(self) -> str:
@@ -682,6 +686,15 @@ class Execution:
             self.known.patches[patch] = answer
             self.notes += (e.Patched(patch, answer),)
         return answer
+
+    def deprecate_patch(self, patch: str) -> None:
+        """The way around this guard is gone from the code: a run that takes it cannot go on."""
+        recordable(patch, what="perdure.deprecate_patch()")
+        if self.known.patches.get(patch) is False:
+            self.diverge(
+                f"the run answered perdure.patched({patch!r}) with False, and goes the way around it",
+                "the code has deprecate_patch() there: that way is gone",
+            )
 
     def continue_as_new(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ContinueAsNew:
         """What ends this chapter, to be raised. UsageError in a child task, or while calls are in flight.

@@ -428,6 +428,16 @@ class Patched(Event, frozen=True, omit_defaults=True, gc=False, tag="run.patched
     answer: bool
 
 
+class Adopted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.adopted"):
+    """The run goes on under another manifest than before. `how`: `claimed` (the code says that it may), or `moved`
+    (`by` somebody, to the version that the manifest has). `told`: what is another one, in words."""
+
+    manifest: dict[str, Any]
+    how: str
+    told: str = ""
+    by: str = ""
+
+
 class TakenOver(Event, frozen=True, omit_defaults=True, gc=False, tag="run.taken_over"):
     """Another worker goes on. `how`: `proof` (the old worker's lock is dropped) or `suspicion` (its lease ran out), or
     `left`: nobody died; who had it before has let go of it while something may be under way (`previous` is empty)."""
@@ -570,6 +580,7 @@ AnyEvent = (
     | RunPaused
     | RunResumed
     | Patched
+    | Adopted
     | TakenOver
     | RunBlocked
     | RunUnblocked

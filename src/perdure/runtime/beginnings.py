@@ -2,38 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import Any
 
 from perdure.codec import Memo, pack
 from perdure.gates.budget import limits_of
 from perdure.history import events as e
 from perdure.history.chain import GENESIS, link
+from perdure.runtime.contracts import manifest
 from perdure.specs import Budget, WorkflowSpec
 from perdure.store.protocol import NewRun, Row
-
-CHECKPOINT_SCHEMA_VERSION = 1
-
-
-def manifest(spec: WorkflowSpec) -> dict[str, Any]:
-    """What a run was started under."""
-    return {
-        "workflow_name": spec.name,
-        "workflow_version": spec.version,
-        "checkpoint_schema_version": CHECKPOINT_SCHEMA_VERSION,
-        **_versions(),
-    }
-
-
-@functools.cache
-def _versions() -> dict[str, str]:
-    from perdure import __version__
-
-    return {"perdure": __version__, "python": f"{sys.version_info.major}.{sys.version_info.minor}"}
 
 
 def _any_seed(run_id: str) -> int:

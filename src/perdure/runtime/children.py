@@ -36,9 +36,11 @@ class Children:
             self._attach_to_sibling(live, ask, sibling)
             return
         now = max(self._turns.clock.now(), live.last_at)
-        is_ours = ask.spec.key in self._turns.catalog and not self._turns.is_stopping
+        known = self._turns.catalog.get(ask.spec.key)
+        is_ours = known is not None and not self._turns.is_stopping
+        spec = known if known is not None and known.function is ask.spec.function else ask.spec
         new = new_run(
-            ask.spec, ask.run_id, ask.input, now=now, parent=live.run_id,
+            spec, ask.run_id, ask.input, now=now, parent=live.run_id,
             owner=self._turns.worker if is_ours else None, scope=live.execution.beginning.scope,
         )  # fmt: skip
         live.new_runs += (new,)

@@ -14,7 +14,7 @@ from perdure.engine.chapters import Completed, Failed, NextChapter, WasCancelled
 from perdure.errors import PerdureBug
 from perdure.history import events as e
 from perdure.runtime import load, mail
-from perdure.runtime.beginnings import manifest
+from perdure.runtime.contracts import manifest
 from perdure.runtime.live import CHAPTER_TO_BE_PLACED, NO_CALLS, LiveRun
 from perdure.runtime.standstill import Standstill
 from perdure.store.protocol import Change, Status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -17,7 +18,7 @@ from perdure.engine.known import Known
 from perdure.errors import HistoryCorruptError
 from perdure.gates.budget import ABOUT_BUDGETS, Account, account_at
 from perdure.history import events as e
-from perdure.runtime.beginnings import manifest
+from perdure.runtime.contracts import Admission, admitted, manifest
 from perdure.runtime.live import LiveRun
 from perdure.specs import WorkflowSpec
 from perdure.store.protocol import Claim, NewRun, RunInfo, Status, Store, Stored
@@ -133,6 +134,19 @@ class Past:
         recorded = first.manifest if isinstance(first, e.RunStarted | e.ChapterStarted) else {}
         return recorded == manifest(spec)
 
+    def under(self, spec: WorkflowSpec) -> Admission | None:
+        """Whether the run may go on under this code; None if it has been under the same all along."""
+        return None if self.is_under(spec) else admitted(self.events, spec, runs_as=self.stored.info.version)
+
+    def execution(
+        self, spec: WorkflowSpec, *, same_manifest: bool, compare_all: bool = False, log: Callable[[str], None]
+    ) -> Execution:
+        """The run's code, ready to be replayed."""
+        return Execution(
+            spec, self.stored.info.run_id, self.beginning(), known=self.known(), waiting=_waiting(self.stored),
+            same_manifest=same_manifest, compare_all_inputs=compare_all, log=log,
+        )  # fmt: skip
+
     def replay(self, execution: Execution) -> None:
         """Deliver every recorded outcome, in the order of the history."""
         execution.is_replaying = True
@@ -168,17 +182,19 @@ def rebuild(
     stored = store.load(claim.info.rid)
     past = Past(stored, store)
     spec = catalog[stored.info.workflow, stored.info.version]
-    execution = Execution(
-        spec, stored.info.run_id, past.beginning(), known=past.known(), waiting=_waiting(stored),
-        same_manifest=past.is_under(spec), compare_all_inputs=compare_all, log=log,
-    )  # fmt: skip
+    admission = past.under(spec)
+    execution = past.execution(spec, same_manifest=admission is None, compare_all=compare_all, log=log)
     live = LiveRun(stored.info, execution, length=stored.length, head=stored.head, last_at=stored.rows[-1].at)
     live.epoch = claim.info.epoch
     live.is_suspect = claim.deaths > 0
     live.has_approvals = bool(execution.known.requests or execution.known.early)
     live.account = account_at(past.events[0])
     _note_parking(live, past.events)
-    return live, lambda: past.replay(execution)
+    if admission is not None and admission.refusal:
+        return live, partial(execution.fail, "incompatible_version", admission.refusal)
+    if admission is not None and admission.note is not None:
+        live.record(admission.note)
+    return live, partial(past.replay, execution)
 
 
 def _waiting(stored: Stored) -> Iterable[Any]:

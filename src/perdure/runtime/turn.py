@@ -42,7 +42,7 @@ from perdure.engine.calls import (
 from perdure.engine.execution import Execution
 from perdure.errors import AuthorityUnreadableError, HistoryCorruptError, PerdureBug, StoreError
 from perdure.history import events as e
-from perdure.runtime import load, mail
+from perdure.runtime import contracts, load, mail
 from perdure.runtime.approvals import Approvals
 from perdure.runtime.budgets import Budgets
 from perdure.runtime.children import Children
@@ -205,6 +205,7 @@ class Turns:
             taken = e.TakenOver(claim.lost_owner or "", claim.lost_how or "left", live.epoch)
             live.execution.known.note_effect(taken, max(self.clock.now(), live.last_at))
             live.record(taken)
+        if live.entries:
             self.mark(live)
         live.execution.on_interruption = self.on_interruption
         live.is_slow = live.length > EVENTS_REPLAYED_INLINE_MAX
@@ -271,7 +272,7 @@ class Turns:
             self.take_mail(self.store.mail([live.rid]))
         except StoreError:
             self.on_trouble()
-        if live.execution.known.effects:
+        if live.execution.known.effects and live.execution.failure is None:
             self.doubts.adopt_orphans(live)
         self.advance(live)
 
@@ -500,7 +501,7 @@ class Turns:
             ):
                 execution.block_deadlocked()
         if execution.failure is not None:
-            self.parking.park(live, execution.failure.reason, execution.failure.hint)
+            self.parking.park(live, execution.failure.reason, contracts.hint(live, execution.failure, self.store))
         elif execution.ending is not None:
             self.ends.end(live)
         else:

@@ -644,6 +644,7 @@ class Store(Protocol):
 
 
 QUIET_KINDS = frozenset({
-    "step.started", "effect.started", "effect.in_doubt", "run.taken_over", "budget.reserved", "budget.spent",
+    "step.started", "effect.started", "effect.in_doubt", "run.taken_over", "run.adopted", "budget.reserved",
+    "budget.spent",
 })  # fmt: skip
 """Kinds of events that are no progress."""

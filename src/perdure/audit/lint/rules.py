@@ -365,8 +365,8 @@ STOCK_WAITS = frozenset({"asyncio.wait_for", "asyncio.as_completed"})
 WORKFLOW_ONLY = frozenset(
     _under(
         "perdure",
-        "sleep receive ask with_approval saga start section continue_as_new patched set_state current_run "
-        "sync.wait sync.start sync.sleep sync.receive sync.ask sync.with_approval",
+        "sleep receive ask with_approval saga start section continue_as_new patched deprecate_patch set_state "
+        "current_run sync.wait sync.start sync.sleep sync.receive sync.ask sync.with_approval",
     )
 )
 STEP_ONLY = frozenset(_under("perdure", "operation attempt heartbeat last_heartbeat use secret premise"))

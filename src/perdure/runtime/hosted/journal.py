@@ -535,6 +535,10 @@ class Journal:
         """Whether something recorded is still to be asked for: nothing that the code does now is new."""
         return bool(self.unused)
 
+    def deprecate_patch(self, patch: str) -> None:
+        """As in workflow code; what its answer was is known to the run as a whole."""
+        self.at_once(lambda: self.live.execution.deprecate_patch(patch))
+
     def patched(self, patch: str) -> bool:
         """Whether the code behind this guard may run; answered once per run and recorded."""
         return self.at_once(lambda: self.live.execution.patched(patch, is_passed=bool(self.unused)))

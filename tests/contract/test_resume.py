@@ -1,0 +1,325 @@
+"""A run whose code was changed meanwhile is compared before anything of it executes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.contract.code import module_of, workflow_of
+from tests.runtime.hosting import eventually, host_of, is_in_memory, on_one_store, run_async
+
+import perdure
+from perdure import RunBlockedError, Runtime, Status, workflow
+from perdure.history import events as e
+
+BODY = """
+SEEN = []
+
+@step
+async def search(query: str) -> str:
+    SEEN.append(query)
+    return query.upper()
+
+@step
+async def rank(hits: str) -> str:
+    SEEN.append("rank")
+    return hits
+
+@workflow(OPTIONS)
+async def agent() -> str:
+    hits = await search("tea")
+    await perdure.receive("go on")
+    return await rank(hits)
+"""
+
+Make = Callable[[str], Any]
+On = Callable[..., Runtime]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    return lambda options: workflow_of(tmp_path, BODY.replace("OPTIONS", options))
+
+
+@pytest.fixture
+def on() -> On:
+    return on_one_store()
+
+
+async def park(runtime: Runtime, agent: Any) -> None:
+    """Have a run waiting for its message."""
+    async with runtime:
+        await runtime.start(agent.call(), id="r")
+        await eventually(lambda: is_in_memory(runtime, "r"))
+        await runtime.drain()
+
+
+async def go_on(runtime: Runtime) -> Any:
+    async with runtime:
+        run = await runtime.get("r")
+        if await run.status() is not Status.BLOCKED:
+            await run.send("go on")
+        return await run.result(timeout=20)
+
+
+async def let_load(runtime: Runtime) -> None:
+    """Have the run loaded and let go of, without getting any further."""
+    async with runtime:
+        await (await runtime.get("r")).send("something else")
+        await runtime.drain()
+
+
+async def adopted(runtime: Runtime) -> list[e.Adopted]:
+    async with runtime:
+        history = await (await runtime.get("r")).history()
+        return [happened.event for happened in history if isinstance(happened.event, e.Adopted)]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "told"),
+    [
+        ('prompt_release="May"', 'prompt_release="June"', "the prompt release was May, and is June"),
+        ('model_policy_version="1"', 'model_policy_version="2"', "the model policy was 1, and is 2"),
+        ('tool_catalog_version="1"', 'tool_catalog_version="2"', "the tool catalogue was 1, and is 2"),
+        ("tools=[search, rank]", "tools=[rank]", "the run has used search, which is no tool any more"),
+    ],
+)
+def test_what_is_declared_is_the_contract(on: On, make: Make, then: str, now: str, told: str) -> None:
+    async def main() -> None:
+        await park(on(agent := make(then)), agent)
+        other = make(now)
+        with pytest.raises(RunBlockedError) as caught:
+            await go_on(on(other))
+        assert caught.value.reason == "incompatible_version"
+        assert told in caught.value.hint
+        assert other.spec.function.__globals__["SEEN"] == []
+        assert await adopted(on()) == []
+        async with on(make(then)) as runtime:  # the old code is deployed again
+            run = await runtime.get("r")
+            await run.unblock("retry", by="ann")
+            assert await run.result(wait_blocked=True, timeout=20) == "TEA"
+
+    run_async(main())
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        ('prompt_release="May"', 'prompt_release="June", on_contract_drift="accept"'),
+        ('prompt_release="May"', 'prompt_release="June", on_contract_drift={"prompt_release": "accept"}'),
+        ('version=7, prompt_release="May"', 'version=8, replays={7}, prompt_release="June"'),
+        ("version=7", "version=8, replays={7}"),
+    ],
+)
+def test_what_is_claimed_goes_on_and_is_recorded_once(on: On, make: Make, then: str, now: str) -> None:
+    async def main() -> None:
+        await park(on(agent := make(then)), agent)
+        other = make(now)
+        for _ in range(3):
+            await let_load(on(other))
+        assert await go_on(on(other)) == "TEA"
+        (found,) = await adopted(on())
+        assert found.how == "claimed"
+        assert found.manifest["workflow_version"] == other.spec.version
+        assert found.told
+
+    run_async(main())
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        ("", 'prompt_release="May", tools=[search]'),
+        ('prompt_release="May"', ""),
+        ("tools=[search]", "tools=[search, rank]"),
+        ("tools=[search, rank]", "tools=[search]"),
+        ("", "raises=[ValueError]"),
+    ],
+)
+def test_what_explains_strands_nobody_and_is_not_recorded(on: On, make: Make, then: str, now: str) -> None:
+    async def main() -> None:
+        await park(on(agent := make(then)), agent)
+        assert await go_on(on(make(now))) == "TEA"
+        assert await adopted(on()) == []
+
+    run_async(main())
+
+
+def test_what_a_runtime_declares_is_that_of_its_workflows(on: On, make: Make) -> None:
+    async def main() -> None:
+        agent, own = make(""), make('prompt_release="own"')
+        await park(on(agent, prompt_release="May"), agent)
+        with pytest.raises(RunBlockedError, match="the prompt release was May, and is June"):
+            await go_on(on(agent, prompt_release="June"))
+        async with on(own, prompt_release="May") as runtime:
+            run = await runtime.get("r")
+            await run.unblock("retry")
+            with pytest.raises(RunBlockedError, match="the prompt release was May, and is own"):
+                await run.result(timeout=20)
+        async with on(agent, prompt_release="May") as runtime:
+            await (await runtime.get("r")).unblock("retry")
+            assert await (await runtime.get("r")).result(timeout=20, wait_blocked=True) == "TEA"
+
+    run_async(main())
+
+
+def test_children_are_under_what_the_runtime_declares(on: On) -> None:
+    @workflow
+    async def child() -> str:
+        return "done"
+
+    @workflow
+    async def parent() -> str:
+        return await child()
+
+    async def main() -> None:
+        async with on(parent, child, prompt_release="May") as runtime:
+            run = await runtime.start(parent.call(), id="r")
+            assert await run.result(timeout=20) == "done"
+            inner = next(each for each in await runtime.list() if each.parent)
+            (first, *_) = await (await runtime.get(inner.id)).history()
+            assert isinstance(first.event, e.RunStarted)
+            assert first.event.manifest["prompt_release"] == "May"
+
+    run_async(main())
+
+
+def test_two_workers_of_two_versions_may_hand_a_run_to_and_fro(on: On, make: Make) -> None:
+    """In a rolling deploy a run of version 7 is now with the new worker, now with an old one."""
+    seven, eight = make('version=7, prompt_release="May"'), make('version=8, replays={7}, prompt_release="June"')
+
+    async def main() -> None:
+        await park(on(seven), seven)
+        for agent in (eight, seven, eight, seven):
+            await let_load(on(agent))
+        assert await go_on(on(seven)) == "TEA"
+        assert len(await adopted(on())) == 1
+
+    run_async(main())
+
+
+LINE = '    hits = await search("tea")\n'
+
+
+def test_a_divergence_tells_what_changed_in_the_source_and_the_line_to_add(on: On, tmp_path: Path) -> None:
+    then = BODY.replace("OPTIONS", "")
+    now = then.replace(LINE, '    await rank("first")\n' + LINE)
+
+    async def main() -> None:
+        await park(on(agent := workflow_of(tmp_path, then)), agent)
+        with pytest.raises(RunBlockedError) as caught:
+            await go_on(on(workflow_of(tmp_path, now)))
+        hint = caught.value.hint
+        assert caught.value.reason == "diverged"
+        assert "In the source since the run began: step rank appeared, first." in hint
+        line = 'The line to add: if perdure.patched("add step rank"): around the call of rank, at contract_code_'
+        assert line in hint
+
+    run_async(main())
+
+
+PAYING = """
+import asyncio
+SENT = []
+HANGS = asyncio.Event()
+
+@effect(downstream=perdure.NoGuarantee())
+async def pay(order: str) -> str:
+    SENT.append(order)
+    await HANGS.wait()
+    return "paid"
+
+@pay.key
+def _(order: str) -> str: return order
+
+async def host(order: str) -> str:
+    return await pay(order)
+
+@workflow(prompt_release="RELEASE")
+async def agent() -> str:
+    return await CALL
+"""
+
+
+@pytest.mark.parametrize("call", ['pay("o1")', 'perdure.section("host").run(host, "o1")'])
+def test_an_incompatible_run_with_an_effect_under_way_touches_nothing(on: On, tmp_path: Path, call: str) -> None:
+    """Also not the effect, which nobody here asks for: what is to be done about it is for the right code to say."""
+    text = PAYING.replace("CALL", call)
+
+    async def main() -> None:
+        agent = workflow_of(tmp_path, text.replace("RELEASE", "May"))
+        async with on(agent, lease=0.1) as runtime:
+            await runtime.start(agent.call(), id="r")
+            await eventually(lambda: agent.spec.function.__globals__["SENT"] == ["o1"])
+            await host_of(runtime).abandon()
+        other = workflow_of(tmp_path, text.replace("RELEASE", "June"))
+        async with on(other) as second:
+            run = await second.get("r")
+            with pytest.raises(RunBlockedError, match="prompt release"):
+                await run.result(timeout=20)
+            kinds = [happened.kind for happened in await run.history()]
+        assert other.spec.function.__globals__["SENT"] == []
+        assert "effect.in_doubt" not in kinds
+
+    run_async(main())
+
+
+def test_deprecate_patch_names_the_run_that_still_takes_the_old_way(on: On, tmp_path: Path) -> None:
+    plain = BODY.replace("OPTIONS", "")
+    guarded = plain.replace(LINE, '    if perdure.patched("rank first"):\n        await rank("first")\n' + LINE)
+    bare = plain.replace(LINE, '    perdure.deprecate_patch("rank first")\n    await rank("first")\n' + LINE)
+
+    async def main() -> None:
+        await park(on(agent := workflow_of(tmp_path, plain)), agent)
+        await let_load(on(workflow_of(tmp_path, guarded)))
+        with pytest.raises(RunBlockedError, match=r"perdure.patched\('rank first'\) with False"):
+            await go_on(on(workflow_of(tmp_path, bare)))
+        other = on_one_store()
+        await park(other(agent := workflow_of(tmp_path, guarded)), agent)
+        assert await go_on(other(workflow_of(tmp_path, bare))) == "TEA"
+
+    run_async(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("tools=3", "a list of functions"),
+        ("tools=[3]", "a list of functions"),
+        ("tools=[search, search]", "two tools have one name"),
+        ('tools={"search": object()}', "is no JSON"),
+        ('prompt_release=""', "a text of 1 to 200 characters"),
+        ('frameworks="msgspec"', "a list of packages"),
+        ('frameworks=["no-such-package-here"]', "is installed here"),
+        ('on_contract_drift="perhaps"', "'block', 'accept', or a dict"),
+        ('on_contract_drift={"topology": "accept"}', "'block', 'accept', or a dict"),
+        ("on_contract_drift=3", "'block', 'accept', or a dict"),
+        ('prompt_releas="x"', "did you mean prompt_release=?"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_where_it_is_declared(make: Make, options: str, told: str) -> None:
+    with pytest.raises(perdure.DeclarationError, match="contract_code_") as caught:
+        make(options)
+    assert told in str(caught.value)
+
+
+def test_a_framework_is_recorded_with_its_version(make: Make) -> None:
+    assert make('frameworks=["msgspec"]').spec.surroundings.frameworks == (("msgspec", msgspec.__version__),)
+
+
+def test_the_order_in_which_tools_are_named_says_nothing(make: Make) -> None:
+    assert make("tools=[search, rank]").spec.surroundings == make("tools=[rank, search]").spec.surroundings
+
+
+def test_a_module_without_a_source_starts_runs(on: On, tmp_path: Path) -> None:
+    module = module_of(tmp_path, "x = 1")
+    exec("import perdure\n@perdure.workflow\nasync def agent() -> str:\n    return 'done'\n", vars(module))
+
+    async def main() -> None:
+        async with on(module.agent) as runtime:
+            assert await (await runtime.start(module.agent.call(), id="r")).result(timeout=20) == "done"
+
+    run_async(main())
