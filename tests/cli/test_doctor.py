@@ -339,7 +339,7 @@ def test_runs_of_the_store_are_replayed_on_this_code(terminal: Terminal) -> None
     assert "first" in fault["what"]
     app.write_text(waiting.replace("@workflow\nasync", "@workflow(version=2)\nasync"))
     (fault,) = said()["faults"]
-    assert fault["what"] == "it is of version 1, and nothing here has or replays that"
+    assert fault["what"].startswith("it runs under version 1 of flow, and here is 2")
     assert standing(path) == before, "nothing was written"
 
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import perdure
-from perdure.api import announcing, inbox, requests, settings, workflow
+from perdure.api import announcing, checking, inbox, requests, settings, workflow
 from perdure.engine import claims, loop
 from perdure.http.webhook import TOLERANCE_SECONDS
 from perdure.runtime import gates, lease, relay, sections, silence, turn
@@ -102,6 +102,12 @@ DEFAULTS = (
     Default("threads for `def` steps", of(_runtime, "threads"), "Runtime(threads=)"),
     Default("what many runs may spend together", "no limits", "Runtime(budgets=)"),
     Default("prices of tokens", "none: a cost is what steps say", "Runtime(prices=)"),
+    Default("tools, for workflows that declare none", of(_runtime, "tools"), "Runtime(tools=)"),
+    Default("prompt release, likewise", of(_runtime, "prompt_release"), "Runtime(prompt_release=)"),
+    Default("model policy, likewise", of(_runtime, "model_policy_version"), "Runtime(model_policy_version=)"),
+    Default("a run under another release, policy or tool set than it began under", "is parked",
+            "@workflow(on_contract_drift=)"),
+    Default("runs that have ended looked at by `perdure code check`", checking.FINISHED_SAMPLE, "--finished"),
     Default("checked mode", of(_runtime, "guard"), "Runtime(guard=)"),
     Default("a runtime's policy", of(_runtime, "policy"), "Runtime(policy=)"),
     Default("a workflow's policy", _workflow("policy"), "@workflow(policy=)"),

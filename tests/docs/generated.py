@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from tests.contract.changes import PLACES
+from tests.contract.changes import rows as rows_of_changes
 from tests.docs.conftest import PAGES, ROOT
 from tests.docs.defaults import DEFAULTS
 from tests.test_layout import MAY_IMPORT, PURE
@@ -27,6 +29,7 @@ from perdure.api import inbox
 from perdure.audit.doctor import CHECKLIST
 from perdure.cli.app import app
 from perdure.cli.exits import MEANINGS
+from perdure.contract.compare import RULES
 from perdure.decisions import urgency
 from perdure.history import events
 from perdure.http import classify
@@ -124,6 +127,10 @@ PARKED: Mapping[str, Parked] = {
         "code and history part: the code changed under the run, or is not deterministic",
         "deploy code that replays it ([changing code](changing-code.md)), then `retry`",
     ),
+    "incompatible_version": Parked(
+        "it began under another version, release, policy or tool set, which the code here does not claim",
+        "register the old version too, or claim it ([deploying](deploying.md)), then `retry`",
+    ),
     "no_worker_for_version": Parked(
         "it has been due for a minute, and no live worker has its workflow and version",
         "start a worker that has; the run goes on by itself",
@@ -170,6 +177,20 @@ def _choices(reason: str) -> str:
     offered = inbox.REASONS[reason]
     choices = dict.fromkeys([*offered.of_call, *offered.of_run])
     return ", ".join(f"`{choice}`" for choice in choices) or "none needed"
+
+
+# ── the replay contract ─────────────────────────────────────────────────────────────────────
+
+
+def changed() -> str:
+    """Held against `perdure code check` and against workers, case by case, in tests/contract/test_changes.py."""
+    words = {"replays": "goes on", "needs patch": "guard", "breaks": "parks"}
+    rows = [(row[0], *(words[each] for each in row[1:-1]), row[-1]) for row in rows_of_changes()]
+    return table(("change", *(f"run {place}" for place in PLACES), "instead"), rows)
+
+
+def contract() -> str:
+    return table(("part of the manifest", "another one"), [(f"`{name}`", rule.means) for name, rule in RULES.items()])
 
 
 # ── failures of steps ───────────────────────────────────────────────────────────────────────
@@ -381,6 +402,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "status": status_picture,
     "effect_states": effect_states,
     "reasons": reasons,
+    "changes": changed,
+    "contract": contract,
     "ranks": ranks,
     "failures": failures,
     "error_tree": error_tree,

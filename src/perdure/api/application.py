@@ -9,16 +9,12 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
+from perdure.api.checking import Outlook, check_store
 from perdure.api.source import durable_in, functions_of, source_of, values_named_in
 from perdure.api.workflow import AnyWorkflow
 from perdure.audit.doctor import Application, Replayed, read_files
-from perdure.engine import exact
-from perdure.errors import StoreError
-from perdure.runtime.host import UNFINISHED, every_run
-from perdure.runtime.load import rebuild
-from perdure.runtime.options import catalog_of
 from perdure.specs import EffectSpec, StepSpec, WorkflowSpec
-from perdure.store.protocol import Claim, Filter, RunInfo, Store
+from perdure.store.protocol import Store
 
 Spec = WorkflowSpec | StepSpec
 
@@ -72,31 +68,6 @@ def _files(workflows: Iterable[AnyWorkflow], declared: Iterable[Spec]) -> Iterat
 
 
 def _replayed(specs: Sequence[WorkflowSpec], store: Store) -> Iterator[Replayed]:
-    catalog = catalog_of({spec.key: spec for spec in specs})
-    exact.install()
-    try:
-        for name in dict.fromkeys(spec.name for spec in specs):
-            for info in every_run(store, Filter(workflow=name, status=UNFINISHED)):
-                yield _replay(info, store, catalog)
-    finally:
-        exact.uninstall()
-
-
-def _replay(info: RunInfo, store: Store, catalog: dict[tuple[str, int], WorkflowSpec]) -> Replayed:
-    """What comes of a run's history on this code."""
-    if (info.workflow, info.version) not in catalog:
-        return Replayed(info.run_id, f"it is of version {info.version}, and nothing here has or replays that", False)
-    claim = Claim(info, lost_owner=None, lost_how=None, deaths=0, lone=0)
-    try:
-        live, replay = rebuild(claim, store, catalog, log=lambda _: None, compare_all=True)
-    except StoreError:
-        raise
-    except Exception as error:  # whatever is wrong with a history concerns this run alone
-        return Replayed(info.run_id, f"its history cannot be loaded: {error}", False)
-    try:
-        replay()
-        failure = live.execution.failure
-        is_hosted = any(ask.kind == "section" for ask in live.execution.open.values())
-        return Replayed(info.run_id, "" if failure is None else failure.hint, is_hosted)
-    finally:
-        live.execution.close()
+    for found in check_store(store, specs, finished_max=0):
+        is_bad = found.outlook in {Outlook.NEEDS_PATCH, Outlook.BREAKS}
+        yield Replayed(found.run_id, found.why if is_bad else "", found.outlook is Outlook.NOT_CHECKED)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from perdure.cli.check import check, diff
 from perdure.cli.doctor import doctor
 from perdure.cli.drill import drill
 from perdure.cli.exits import CommandError, ExitCode, complain
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Look at code before it runs, and try it before it goes live.")
 app.command()(doctor)
 app.command()(drill)
+app.command()(check)
+app.command()(diff)
 
 
 @app.command()

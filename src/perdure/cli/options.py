@@ -38,6 +38,14 @@ AppOption = Annotated[
         show_default=False,
     ),
 ]  # fmt: skip
+PromptReleaseOption = Annotated[
+    str | None,
+    typer.Option("--prompt-release", help="For workflows that declare none.", show_default=False),
+]
+ModelPolicyOption = Annotated[
+    str | None,
+    typer.Option("--model-policy-version", help="For workflows that declare none.", show_default=False),
+]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", show_default=False)]
 
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -163,6 +164,30 @@ def _row_of_post(post: Post) -> Sequence[str]:
         post.post_id, post.topic, post.key, post.status, str(post.attempts), moment(when(post.created_at)),
         short(post.payload.decode()), short(post.error),
     )  # fmt: skip
+
+
+@app.command()
+def histories(
+    folder: Annotated[str, typer.Argument(help="Where the files are written.", show_default=False)],
+    workflow: Annotated[list[str] | None, typer.Option(help="Only runs of this one; may be repeated.")] = None,
+    finished: Annotated[int, typer.Option(min=0, help="How many runs that have ended are written besides.")] = 0,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:
+    """Write the histories of all runs under way into a folder, a file each, for `perdure code check --histories`.
+
+    Arguments and results are in them as they are: whoever may not read the store may not read the files.
+    """
+    from perdure.api.histories import export
+
+    with existing_store(store) as opened:
+        written = [str(path) for path in export(opened, Path(folder), workflows=workflow or (), finished_max=finished)]
+    tell = f"wrote {counted(len(written), 'history').replace('historys', 'histories')} to {folder}"
+    if json:
+        print_json({"folder": folder, "files": written})
+    else:
+        say(tell)
+    return ExitCode.OK
 
 
 @app.command()

@@ -12,7 +12,14 @@ import typer
 from perdure.api.runtime import Worker
 from perdure.api.workflow import AnyWorkflow
 from perdure.cli.exits import ExitCode, Stopped, complain
-from perdure.cli.options import ProvideOption, StoreOption, any_store, seconds_from
+from perdure.cli.options import (
+    ModelPolicyOption,
+    PromptReleaseOption,
+    ProvideOption,
+    StoreOption,
+    any_store,
+    seconds_from,
+)
 from perdure.cli.stopping import run_until_stopped
 from perdure.cli.target import provided, workflows_at
 from perdure.store import Store
@@ -33,6 +40,8 @@ def worker(
     threads: Annotated[int, typer.Option(min=1, help="How many of them in threads (`def` steps).")] = 32,
     grace: Annotated[str, typer.Option(help="How long leaving waits for effects that were sent.")] = "30s",
     provide: ProvideOption = None,
+    prompt_release: PromptReleaseOption = None,
+    model_policy_version: ModelPolicyOption = None,
     guard: Annotated[bool, typer.Option("--guard", help="Checked mode: workflow code that reaches out fails.")] = False,
     store: StoreOption = None,
 ) -> ExitCode:
@@ -49,7 +58,8 @@ def worker(
         options = {
             "workflows": workflows, "lease": seconds_from(lease, option="--lease"), "concurrent_runs": runs,
             "concurrent_steps": steps, "threads": threads, "guard": guard,
-            "grace": seconds_from(grace, option="--grace"),
+            "grace": seconds_from(grace, option="--grace"), "prompt_release": prompt_release,
+            "model_policy_version": model_policy_version,
         }  # fmt: skip
         names = ", ".join(sorted(f"{workflow.name}/{workflow.spec.version}" for workflow in workflows))
         greeting = f"worker serves {names} on {opened.url}"

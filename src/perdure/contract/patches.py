@@ -22,16 +22,23 @@ def patch_for(parting: tuple[str, str, str], then: str, now: str) -> str:
         return ""
     found = changes(then, now) if then and now else []
     came, went = _has("appeared", asked, found), _has("vanished", recorded, found)
-    if asked.startswith("sleep") and recorded.startswith("sleep"):
-        return _line(f"if perdure.patched({_quoted('another length of sleep')}): ... else: the old length", where)
+    if found and not came and not went and not any(_is(each, call) for each in found for call in (recorded, asked)):
+        return _guard(f"{found[0].what}: {found[0].place.label}", f"around what changed: {found[0].told}", "")
+    if recorded == asked:
+        return _guard("another length of sleep", "... else: the old length", where)
     if came and went:
-        return _line(f"if perdure.patched({_quoted(f'{asked} instead of {recorded}')}): ... else: the old call", where)
+        return _guard(f"{asked} instead of {recorded}", "... else: the old call", where)
     if came or (asked and not recorded):
-        return _line(f"if perdure.patched({_quoted(f'add {asked}')}): around the call of {_name(asked)}", where)
+        return _guard(f"add {asked}", f"around the call of {_name(asked)}", where)
     if went or (recorded and not asked):
-        removed = f"if not perdure.patched({_quoted(f'remove {recorded}')}): around the call of {_name(recorded)}"
-        return f"{removed}, put back where it stood"
-    return _line(f"if perdure.patched({_quoted(f'{asked} before {recorded}')}): ... else: the old order", where)
+        around = f"around the call of {_name(recorded)}, put back where it stood"
+        return _guard(f"remove {recorded}", around, "", which="if not")
+    return _guard(f"{asked} before {recorded}", "... else: the old order", where)
+
+
+def _guard(text: str, what: str, where: str, *, which: str = "if") -> str:
+    quoted = text.replace('"', "'")
+    return f'{which} perdure.patched("{quoted}"): {what}' + (f", at {where}" if where else "")
 
 
 def _has(what: str, call: str, found: list[Change]) -> bool:
@@ -48,11 +55,3 @@ _BY_KIND = {"sleep", "approval", "question", "section"}
 
 def _name(call: str) -> str:
     return call.partition(" ")[2] or call
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace('"', "'") + '"'
-
-
-def _line(line: str, where: str) -> str:
-    return f"{line}, at {where}"

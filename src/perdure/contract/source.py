@@ -79,7 +79,7 @@ class _Reader:
             if node is not None:
                 self._read(node)
 
-    def _block(self, name: str, nodes: Sequence[ast.AST | None]) -> None:
+    def _within(self, name: str, nodes: Sequence[ast.AST | None]) -> None:
         self._inside.append(name)
         self._all(nodes)
         self._inside.pop()
@@ -92,29 +92,29 @@ class _Reader:
                 self._call(node)
             case ast.If() | ast.IfExp():
                 self._read(node.test)
-                self._block("if", _listed(node.body))
-                self._block("else", _listed(node.orelse))
+                self._within("if", _listed(node.body))
+                self._within("else", _listed(node.orelse))
             case ast.For() | ast.AsyncFor():
                 self._read(node.iter)
-                self._block("loop", node.body)
+                self._within("loop", node.body)
                 self._all(node.orelse)
             case ast.While():
-                self._block("loop", [node.test, *node.body])
+                self._within("loop", [node.test, *node.body])
                 self._all(node.orelse)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
                 self._comprehension(node)
             case ast.Try() | ast.TryStar():
                 self._all(node.body)
                 for handler in node.handlers:
-                    self._block("except", handler.body)
+                    self._within("except", handler.body)
                 self._all(node.orelse)
-                self._block("finally", node.finalbody)
+                self._within("finally", node.finalbody)
             case ast.With() | ast.AsyncWith():
                 self._with(node)
             case ast.Match():
                 self._read(node.subject)
                 for case in node.cases:
-                    self._block("case", [case.guard, *case.body])
+                    self._within("case", [case.guard, *case.body])
             case _:
                 self._all(list(ast.iter_child_nodes(node)))
 
@@ -122,7 +122,7 @@ class _Reader:
         self._read(node.generators[0].iter)
         parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
         others = [each for generator in node.generators[1:] for each in (generator.iter, *generator.ifs)]
-        self._block("loop", [*node.generators[0].ifs, *others, *parts])
+        self._within("loop", [*node.generators[0].ifs, *others, *parts])
 
     def _with(self, node: ast.With | ast.AsyncWith) -> None:
         is_saga = any(
@@ -131,7 +131,7 @@ class _Reader:
         )
         self._all([item.context_expr for item in node.items])
         if is_saga:
-            self._block("saga", node.body)
+            self._within("saga", node.body)
         else:
             self._all(node.body)
 
@@ -141,7 +141,7 @@ class _Reader:
         called = self._meaning(node.func)
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         if _is_parallel(node.func):
-            self._block("parallel", arguments)
+            self._within("parallel", arguments)
             return
         self._all(arguments)
         spec = getattr(called, "spec", None)

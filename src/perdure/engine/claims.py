@@ -166,6 +166,8 @@ def _another(recorded: Recorded, ask: Ask) -> Difference:
 
 def _called(it: Recorded | Ask | Waiting) -> str:
     """What it is and its name, as an outline of the source has it."""
+    if it.kind == "approval":
+        return f"approval {it.name.removeprefix('approve:')}"
     return it.name.replace(":", " ") if it.name == "sleep" or it.name.startswith("receive:") else f"{it.kind} {it.name}"
 
 

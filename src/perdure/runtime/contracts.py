@@ -102,10 +102,19 @@ def hint(live: LiveRun, failure: Blocked, store: Store) -> str:
 
 def explanation(events: Sequence[e.Event], spec: WorkflowSpec, failure: Blocked) -> str:
     """What is to be added to the message of a divergence; empty if nothing is known."""
-    from perdure.contract.patches import explained, patch_for
+    from perdure.contract.patches import explained
 
     if failure.parting is None:
         return ""
     then, now = _manifests(events)[-1].topology, topology(spec)
-    patch = patch_for(failure.parting, then, now)
-    return explained(then, now) + (f" The line to add: {patch}" if patch else "")
+    line = patch(events, spec, failure)
+    return explained(then, now) + (f" The line to add: {line}" if line else "")
+
+
+def patch(events: Sequence[e.Event], spec: WorkflowSpec, failure: Blocked) -> str:
+    """The line that guards the change; empty if no guard is any help."""
+    from perdure.contract.patches import patch_for
+
+    if failure.parting is None:
+        return ""
+    return patch_for(failure.parting, _manifests(events)[-1].topology, topology(spec))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -66,10 +66,16 @@ def _carried(raw: bytes) -> tuple[tuple[str, bytes], ...]:
     return tuple((name, message.encode()) for name, message in _decode_carried(raw))
 
 
+class Blobs(Protocol):
+    """Where payloads are that do not stand beside their events."""
+
+    def blob(self, rid: int, address: bytes) -> bytes: ...
+
+
 class Past:
     """A stored history, decoded: what a run is rebuilt from."""
 
-    def __init__(self, stored: Stored, store: Store) -> None:
+    def __init__(self, stored: Stored, store: Blobs) -> None:
         self.stored = stored
         self._rid = stored.info.rid
         self._store = store
@@ -191,7 +197,8 @@ def rebuild(
     live.account = account_at(past.events[0])
     _note_parking(live, past.events)
     if admission is not None and admission.refusal:
-        return live, partial(execution.fail, "incompatible_version", admission.refusal)
+        refusal = admission.refusal
+        return live, lambda: execution.fail("incompatible_version", refusal)
     if admission is not None and admission.note is not None:
         live.record(admission.note)
     return live, partial(past.replay, execution)

@@ -1,0 +1,263 @@
+"""Would the runs in a store go on under the code that is here? Known before a deploy, and nothing is performed.
+
+Each history is compared and replayed as a worker does when it loads the run, under the guard; no step, effect or
+look-up begins, and nothing is written. What is said of a run is what becomes of it when this code loads it in checked
+mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from perdure.clock import when
+from perdure.engine import exact
+from perdure.engine.calls import Ask, ChildAsk, EffectAsk, ReceiveAsk, RequestAsk, SectionAsk, SleepAsk, StepAsk
+from perdure.engine.chapters import Blocked
+from perdure.engine.execution import Execution
+from perdure.errors import GuardError, HistoryCorruptError, StoreError
+from perdure.ledger import EffectState
+from perdure.runtime import contracts
+from perdure.runtime.contracts import topology as topology
+from perdure.runtime.guard import checking
+from perdure.runtime.host import UNFINISHED, every_run
+from perdure.runtime.load import Blobs, Past
+from perdure.runtime.options import catalog_of
+from perdure.specs import EffectSpec, StepSpec, WorkflowSpec
+from perdure.store.protocol import FINAL, Filter, RunInfo, Store, Stored
+
+FINISHED_SAMPLE = 100
+"""How many runs that have ended are looked at besides, the newest first."""
+
+
+class Outlook(StrEnum):
+    """What becomes of a run under this code."""
+
+    REPLAYS = "replays"
+    NEEDS_PATCH = "needs patch"
+    BREAKS = "breaks"
+    NOT_CHECKED = "not checked"
+    """Hosted code is under way in it, which only whoever executes the run replays."""
+
+
+class Pending(NamedTuple):
+    """A call that a run waits for, and what comes of it when the run is loaded by this code."""
+
+    call: str
+    then: str
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """What becomes of one run. `reason`: as what it would be parked (see the inbox). `why`: in words. `recorded`,
+    `asked`, `where`: the first call in which history and code differ, and where in the source. `patch`: the line that
+    guards the change. `pending`: what it waits for, if it replays."""
+
+    run_id: str
+    workflow: str
+    version: int
+    status: str
+    outlook: Outlook
+    reason: str = ""
+    why: str = ""
+    recorded: str = ""
+    asked: str = ""
+    where: str = ""
+    patch: str = ""
+    pending: tuple[Pending, ...] = ()
+
+
+Catalog = Mapping[tuple[str, int], WorkflowSpec]
+
+
+def check_store(
+    store: Store, workflows: Iterable[WorkflowSpec], *, finished_max: int = FINISHED_SAMPLE
+) -> Iterator[Checked]:
+    """All runs of a store that have not ended, and the newest of those that have, against these workflows.
+
+    Runs of workflows of which there is no version at all here are left out: they are another program's."""
+    catalog = _catalog(workflows)
+    names = {name for name, _ in catalog}
+    infos = [info for info in every_run(store, Filter(status=UNFINISHED)) if info.workflow in names]
+    if finished_max:
+        ended = store.runs(Filter(status=FINAL, limit=finished_max))
+        infos += [info for info in ended if info.workflow in names and (info.workflow, info.version) in catalog]
+    with _as_in_a_runtime():
+        for info in infos:
+            yield _check_info(store, info, catalog)
+
+
+def check_run(store: Store, info: RunInfo, spec: WorkflowSpec) -> Checked:
+    """One run against this code, whichever version it is of."""
+    with _as_in_a_runtime():
+        return check_history(store.load(info.rid), store, spec)
+
+
+def check_histories(kept: Iterable[tuple[Stored, Blobs]], workflows: Iterable[WorkflowSpec]) -> Iterator[Checked]:
+    """Histories that were exported, against these workflows."""
+    catalog = _catalog(workflows)
+    with _as_in_a_runtime():
+        for stored, blobs in kept:
+            spec = catalog.get((stored.info.workflow, stored.info.version))
+            yield _unserved(stored.info, catalog) if spec is None else check_history(stored, blobs, spec)
+
+
+def _catalog(workflows: Iterable[WorkflowSpec]) -> Catalog:
+    return catalog_of({spec.key: spec for spec in workflows})
+
+
+def _check_info(store: Store, info: RunInfo, catalog: Catalog) -> Checked:
+    spec = catalog.get((info.workflow, info.version))
+    if spec is None:
+        return _unserved(info, catalog)
+    try:
+        return check_history(store.load(info.rid), store, spec)
+    except StoreError:
+        raise
+    except Exception as error:  # whatever is wrong with a history concerns this run alone
+        return _found(info, Outlook.BREAKS, reason="undecodable", why=f"its history cannot be loaded: {error}")
+
+
+def _found(info: RunInfo, outlook: Outlook, **more: Any) -> Checked:
+    return Checked(info.run_id, info.workflow, info.version, str(info.status), outlook, **more)
+
+
+def _unserved(info: RunInfo, catalog: Catalog) -> Checked:
+    has = sorted(version for name, version in catalog if name == info.workflow)
+    why = (
+        f"it runs under version {info.version} of {info.workflow}, and here is {', '.join(map(str, has)) or 'none'}: "
+        f"keep that version registered, or say replays={{{info.version}}}"
+    )
+    return _found(info, Outlook.BREAKS, reason="no_worker_for_version", why=why)
+
+
+# ── one history ─────────────────────────────────────────────────────────────────────────────
+
+
+class _as_in_a_runtime:  # noqa: N801
+    """asyncio as workflows have it."""
+
+    def __enter__(self) -> None:
+        exact.install()
+
+    def __exit__(self, *_: object) -> None:
+        exact.uninstall()
+
+
+def check_history(stored: Stored, blobs: Blobs, spec: WorkflowSpec) -> Checked:
+    """What becomes of a run with this history under this code. To be called where asyncio is as workflows have it."""
+    past = Past(stored, blobs)
+    admission = past.under(spec)
+    if admission is not None and admission.refusal:
+        return _found(stored.info, Outlook.BREAKS, reason="incompatible_version", why=admission.refusal)
+    execution = past.execution(spec, same_manifest=admission is None, log=_silent)
+    try:
+        _replay(past, execution)
+        return _judged(past, execution, spec)
+    finally:
+        execution.close()
+
+
+def _silent(_line: str) -> None:
+    """What workflow code says while it is only looked at concerns nobody."""
+
+
+def _replay(past: Past, execution: Execution) -> None:
+    def note(error: GuardError) -> None:
+        execution.fail("diverged", str(error))
+
+    try:
+        with checking(note):
+            past.replay(execution)
+    except HistoryCorruptError as error:
+        execution.fail("undecodable", str(error))
+
+
+def _judged(past: Past, execution: Execution, spec: WorkflowSpec) -> Checked:
+    info, failure = past.stored.info, execution.failure
+    if failure is not None:
+        return _parted(past, spec, failure)
+    if info.status.is_final:
+        return _of_ended(info, execution)
+    if any(isinstance(ask, SectionAsk) for ask in execution.open.values()):
+        why = "its hosted code is replayed only where the run is executed"
+        return _found(info, Outlook.NOT_CHECKED, why=why, pending=_pending(execution))
+    return _found(info, Outlook.REPLAYS, pending=_pending(execution))
+
+
+def _of_ended(info: RunInfo, execution: Execution) -> Checked:
+    """A run that has ended goes nowhere; but one like it, that is on its way there, would."""
+    asked = next((ask for ask in execution.open.values()), None)
+    if execution.ending is not None or asked is None or str(info.status) == "cancelled" or execution.holding:
+        return _found(info, Outlook.REPLAYS)
+    why = f"it has ended, where the code asks for {asked.kind} {asked.name!r} ({asked.label})"
+    return _found(info, Outlook.NEEDS_PATCH, reason="diverged", why=why, asked=f"{asked.kind} {asked.name}")
+
+
+def _parted(past: Past, spec: WorkflowSpec, failure: Blocked) -> Checked:
+    parting = failure.parting
+    if parting is None:
+        return _found(past.stored.info, Outlook.BREAKS, reason=failure.reason, why=failure.hint)
+    patch = contracts.patch(past.events, spec, failure)
+    return _found(
+        past.stored.info, Outlook.NEEDS_PATCH if patch else Outlook.BREAKS, reason=failure.reason,
+        why=failure.hint + contracts.explanation(past.events, spec, failure), recorded=parting.recorded,
+        asked=parting.asked, where=parting.where, patch=patch,
+    )  # fmt: skip
+
+
+# ── what it waits for ───────────────────────────────────────────────────────────────────────
+
+IN_DOUBT: Mapping[str, str] = {
+    "idempotent": "may have happened: is sent again under its key",
+    "can_look_up": "may have happened: is looked up before anything is sent",
+    "no_guarantee": "may have happened: blocks, a person says what became of it",
+    "same_database": "is done, unless it was: both are one transaction",
+}
+"""By what the other side guarantees: an effect that has no outcome."""
+
+OF_STATE: Mapping[EffectState, str] = {
+    EffectState.PENDING: "is sent",
+    EffectState.FAILED_RETRYABLE: "has done nothing so far: is sent again",
+    EffectState.UNKNOWN: "may have happened: blocks until a person has settled it",
+}
+
+
+def _pending(execution: Execution) -> tuple[Pending, ...]:
+    return tuple(Pending(ask.label, _then(execution, ask)) for ask in execution.open.values())
+
+
+def _then(execution: Execution, ask: Ask) -> str:
+    match ask:
+        case EffectAsk():
+            standing = execution.known.effects.get(ask.key)
+            state = EffectState.PENDING if standing is None else standing.state
+            return OF_STATE.get(state) or _in_doubt(ask.spec)
+        case StepAsk():
+            failed = execution.attempts_at(ask.key).failed
+            return f"is tried again, attempt {failed + 1}" if failed else "runs: nothing is recorded of it"
+        case ChildAsk():
+            return f"waits for run {ask.run_id}" if ask.is_started else f"starts run {ask.run_id}"
+        case SleepAsk():
+            return f"waits until {when(ask.deadline).isoformat()}"
+        case ReceiveAsk():
+            return f"waits for message {ask.message!r}"
+        case RequestAsk():
+            asked = ask.key in execution.known.requests
+            return f"waits for people: {ask.request.kind} {ask.id}" if asked else "asks people"
+        case SectionAsk():
+            return "runs again, its recorded calls answered"
+        case _:
+            return "waits for a person"
+
+
+def _in_doubt(spec: StepSpec) -> str:
+    return IN_DOUBT[spec.downstream.kind] if isinstance(spec, EffectSpec) else ""
+
+
+def worst(found: Sequence[Checked]) -> Outlook:
+    """The worst of what was found; `replays` if there is nothing."""
+    order = [Outlook.REPLAYS, Outlook.NOT_CHECKED, Outlook.NEEDS_PATCH, Outlook.BREAKS]
+    return max((each.outlook for each in found), key=order.index, default=Outlook.REPLAYS)
