@@ -41,7 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"codec", "history", "ledger", "decisions", "gates"},
     "observe": {"codec", "history"},
     "http": set(),
-    "runtime": PURE_BELOW | {"store", "observe", "http"},
+    "runtime": PURE_BELOW | {"store", "observe", "http", "secrets"},
     "api": PURE_BELOW | {"store", "runtime", "observe", "http", "audit"},
     "audit": PURE_BELOW | {"store"},
     "adapters": {ROOT},
@@ -51,7 +51,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "proxy": {ROOT, "api", "audit"},
     "testing": {ROOT, "api", "audit", "runtime", "store", "observe", "http"} | PURE_BELOW,
     "sync": {"api", "codec", "specs"},
-    ROOT: {"api", "sync", "specs", "store", "runtime", "http"},
+    "secrets": set(),
+    ROOT: {"api", "sync", "secrets", "specs", "store", "runtime", "http"},
     "__main__": {"cli"},
 }
 

@@ -8,7 +8,7 @@ The public names are these and no others.
 
 from typing import TYPE_CHECKING, Any
 
-from perdure import http, sync
+from perdure import http, secrets, sync
 from perdure.api.approving import ask, with_approval
 from perdure.api.client import Authority, Client, HistoryEvent, Run, RunSummary
 from perdure.api.effect import effect, operation, outbox, transaction
@@ -30,6 +30,7 @@ from perdure.api.inside import (
     random,
     receive,
     saga,
+    secret,
     section,
     set_state,
     sleep,
@@ -65,6 +66,8 @@ from perdure.errors import (
     RunCancelledError,
     RunConflictError,
     RunFinishedError,
+    SecretNotAllowed,
+    SecretUnavailable,
     StepError,
     StepTimeoutError,
     StoreError,
@@ -126,6 +129,8 @@ __all__ = [
     "RunFinishedError",
     "RunSummary",
     "Runtime",
+    "SecretNotAllowed",
+    "SecretUnavailable",
     "Status",
     "StepError",
     "StepTimeoutError",
@@ -158,6 +163,8 @@ __all__ = [
     "receive",
     "run",
     "saga",
+    "secret",
+    "secrets",
     "section",
     "set_state",
     "single_retry_owner",

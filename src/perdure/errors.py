@@ -4,7 +4,8 @@
     ├── UserCodeError            the program that uses perdure has to change
     │   ├── DeclarationError         a workflow or step that cannot be declared like this
     │   ├── UsageError               a call in a place where it cannot work
-    │   │   └── NotDurableError          an effect outside a run
+    │   │   ├── NotDurableError          an effect outside a run
+    │   │   └── SecretNotAllowed         a secret that the step does not declare, or may not have
     │   ├── EncodeError              a value that cannot be recorded exactly, with its path
     │   ├── DecodeError              a recorded value that does not fit the type hint
     │   └── GuardError               workflow code reached for the outside world
@@ -25,6 +26,7 @@
     │   ├── CheckTooOld              what an approval rests on was read too long ago; it is read again
     │   ├── PolicyDenied             a policy did not let a call pass; nothing of it happened
     │   ├── OverBudget               a call that was not begun: too little was left, and a person let it fail
+    │   ├── SecretUnavailable        no provider could give a secret that a step declares; its body was not called
     │   └── StepError                a step failed with an exception that is not rebuilt by class
     │       └── StepTimeoutError         an attempt took longer than its timeout
     ├── HistoryError             what was recorded and what happens now do not agree
@@ -87,6 +89,15 @@ class UsageError(UserCodeError):
 
 class NotDurableError(UsageError):
     """An effect was called outside a run, where nothing could account for it."""
+
+
+class SecretNotAllowed(UsageError):
+    """A secret that the step does not declare (`@step(secrets={...})`), or that a policy keeps from it. `secret` is its
+    name."""
+
+    def __init__(self, message: str, secret: str = "") -> None:
+        super().__init__(message)
+        self.secret = secret
 
 
 class EncodeError(UserCodeError):
@@ -222,6 +233,8 @@ class ApprovalExpired(RunError, TimeoutError):
 class CheckTooOld(RunError):
     """What an approval rests on was read again too long ago. Nothing was sent; `with_approval` reads it once more, so
     that a program does not see this."""
+
+
 class PolicyDenied(RunError):
     """A policy did not let a call pass, or it needs an approval that it does not have: nothing of it happened.
 
@@ -246,6 +259,17 @@ class OverBudget(RunError):
     def __init__(self, message: str, budget: str = "", unit: str = "", limit: int = 0, used: int = 0) -> None:
         super().__init__(message)
         self.budget, self.unit, self.limit, self.used = budget, unit, limit, used
+
+
+class SecretUnavailable(RunError):
+    """A secret that a step declares could not be had, so its body was not called and nothing was sent.
+
+    `secret` is its name, `providers` those that were asked, `kind` what follows: `retryable`, `final`, or `person` (it
+    is missing or unusable; the step of a run waits for somebody to mend that)."""
+
+    def __init__(self, message: str, secret: str = "", providers: str = "", kind: str = "final") -> None:
+        super().__init__(message)
+        self.secret, self.providers, self.kind = secret, providers, kind
 
 
 class StepError(RunError):

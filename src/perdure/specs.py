@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
+from perdure.codec import hiding
 from perdure.errors import DeclarationError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
@@ -52,8 +53,9 @@ def seconds(duration: timedelta | float, *, what: str) -> float:
     return value
 
 
-def recordable(text: Any, *, what: str, length_max: int = 500) -> str:
-    """A name or an id as it can stand in a history. UsageError if it is empty, too long, or no text that is Unicode.
+def recordable(text: Any, *, what: str, length_max: int = 500, is_name: bool = True) -> str:
+    """A name or an id as it can stand in a history. UsageError if it is empty, too long, or no text that is Unicode; or
+    if it holds a secret. A text that names nothing gets a mark there instead.
 
     >>> recordable("claim-42", what="run id")
     'claim-42'
@@ -64,6 +66,10 @@ def recordable(text: Any, *, what: str, length_max: int = 500) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise UsageError(f"{what} {text!r}: it holds a lone surrogate, which no store takes") from None
+    if not is_name:
+        return hiding.hidden_text(text)
+    if hiding.active is not None:
+        hiding.refuse_hidden(text, what=what)
     return text
 
 
@@ -297,6 +303,8 @@ class StepSpec(msgspec.Struct, frozen=True, eq=False):
     on_input_drift: Drift = Drift.BLOCK
     uses: Usage | None = None
     estimate: Callable[..., Any] | None = None
+    secrets: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
+    """Those that its body may have, and for each what it is for."""
 
 
 class Idempotent(msgspec.Struct, frozen=True):

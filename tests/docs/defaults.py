@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import perdure
 from perdure.api import announcing, checking, inbox, requests, settings, workflow
+from perdure.clock import MICROSECONDS
+from perdure.codec import scrubbing
 from perdure.engine import claims, loop
 from perdure.http.webhook import TOLERANCE_SECONDS
-from perdure.runtime import gates, lease, relay, sections, silence, turn
+from perdure.runtime import gates, lease, relay, sections, silence, turn, vault
 from perdure.runtime.options import Options
 from perdure.runtime.outbox import WEBHOOK_TOPIC
 from perdure.specs import DEFAULT_TIMEOUT_SECONDS, Retry
@@ -68,6 +70,9 @@ def _workflow(option: str) -> Any:
 
 
 STORE = f"`PERDURE_STORE`, else `[tool.perdure] store` in `pyproject.toml`, else `{settings.DEFAULT_STORE}`"
+KEPT_SECONDS = vault.KEPT_MICROSECONDS / MICROSECONDS
+MARGIN_SECONDS = vault.MARGIN_MICROSECONDS / MICROSECONDS
+AGAIN_ON = ", ".join(map(str, of(perdure.secrets.Provider, "again_on")))
 WAITS = Options().retry_after_death_seconds
 
 _retry, _runtime = Retry(), perdure.Runtime
@@ -108,6 +113,13 @@ DEFAULTS = (
     Default("a run under another release, policy or tool set than it began under", "is parked",
             "@workflow(on_contract_drift=)"),
     Default("runs that have ended looked at by `perdure code check`", checking.FINISHED_SAMPLE, "--finished"),
+    Default("patterns that are not recorded", of(_runtime, "scrub"), "Runtime(scrub=)"),
+    Default("a secret without an expiry is asked for again after", KEPT_SECONDS, "fixed", "s"),
+    Default("a secret is asked for again before it expires by", MARGIN_SECONDS, "fixed", "s"),
+    Default("HTTP statuses that say so of a kept secret", AGAIN_ON, "Provider(again_on=)"),
+    Default("characters of a secret, at least", scrubbing.CHARACTERS_MIN, "fixed"),
+    Default("the same, if it is letters alone", scrubbing.LETTERS_MIN, "fixed"),
+    Default("minted secrets that are remembered, to be hidden", scrubbing.PASSING_VALUES_MAX, "fixed"),
     Default("checked mode", of(_runtime, "guard"), "Runtime(guard=)"),
     Default("a runtime's policy", of(_runtime, "policy"), "Runtime(policy=)"),
     Default("a workflow's policy", _workflow("policy"), "@workflow(policy=)"),

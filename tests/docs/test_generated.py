@@ -51,6 +51,7 @@ NOT_IN_THE_TABLE = {
     "authority": "likewise",
     "on_inbox": "likewise",
     "inbox_webhook": "likewise",
+    "secrets": "likewise",
     "receives": "likewise",
     "replays": "likewise",
     "raises": "likewise",

@@ -393,7 +393,7 @@ def question_of(
 ) -> Request:
     """What `ask` asks."""
     hint = Any if type is None else type
-    text = recordable(question, what="ask(): the question", length_max=QUESTION_CHARACTERS_MAX)
+    text = recordable(question, what="ask(): the question", length_max=QUESTION_CHARACTERS_MAX, is_name=False)
     return Request(
         "question", text, arguments=msgspec.Raw(_PLAIN.dumps(subject)), type=describe(hint),
         choices=tuple(map(msgspec.Raw, _choices(hint))), approvers=_approvers(by), within=_within(within),
@@ -442,7 +442,7 @@ def _within(within: Any) -> int:
 
 
 def _note(note: Any) -> str:
-    return recordable(note, what="note", length_max=QUESTION_CHARACTERS_MAX) if note != "" else ""
+    return recordable(note, what="note", length_max=QUESTION_CHARACTERS_MAX, is_name=False) if note != "" else ""
 
 
 def _told(within: int) -> str:

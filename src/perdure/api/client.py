@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from perdure.api.operations import OperationSummary
     from perdure.api.requests import RequestSummary
     from perdure.api.sync import SyncClient
+    from perdure.runtime.vault import Vault
 
 R = TypeVar("R")
 RESULT = TypeVar("RESULT", covariant=True)
@@ -379,6 +380,8 @@ class Client:
     else `./perdure.db`. `workflows`: known here, so that results and messages are checked and typed. `authority`: who
     has which role, `{"ann": ["supervisor"]}`, a function of a person's name, or an `Authority`; without it everybody
     may decide everything. A decision is judged by it before it is sent, and by that of the worker that takes it in.
+    `secrets`: the providers (`perdure.secrets`) of what is never to be recorded, `scrub`: regular expressions for what
+    else is not, or a dict of such with a name for each; with either, well-known forms of keys are not recorded either.
 
     >>> async def refunds() -> None:
     ...     async with Client("shop.db") as client:
@@ -393,11 +396,14 @@ class Client:
         *,
         workflows: Iterable[Any] = (),
         authority: Authority | Roles | None = None,
+        secrets: Iterable[Any] = (),
+        scrub: Iterable[Any] | Mapping[str, Any] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._given = store
         self._authority = authority_of(authority)
         self._clock: Clock = clock or SystemClock()
+        self._vault = None if secrets == () and scrub is None else _vault_of(secrets, scrub, self._clock.now)
         self._workflows = _by_key(workflows)
         self._open: Store | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -408,9 +414,19 @@ class Client:
             name = type(self).__name__
             raise UsageError(f"this {name} is open already: share it, or make another {name} for the other place")
         self._loop = asyncio.get_running_loop()
-        self._open = store_from(self._given, self._clock)
+        self._open = self._opened()
         self._endings_open = self._make_endings(self._open)
         return self
+
+    def _opened(self) -> Store:
+        if self._vault is None:
+            return store_from(self._given, self._clock)
+        self._vault.open()
+        try:
+            return self._vault.guard(store_from(self._given, self._clock))
+        except BaseException:
+            self._vault.close()
+            raise
 
     def _make_endings(self, store: Store) -> Endings:
         return Endings(store, polls=self._polls)
@@ -427,8 +443,10 @@ class Client:
     async def __aexit__(self, *error: object) -> None:
         if self._endings_open is not None:
             self._endings_open.close()
-        if self._open is not None and self._open is not self._given:
+        if self._open is not None and not hasattr(self._given, "commit"):
             self._open.close()
+        if self._vault is not None:
+            self._vault.close()
         self._open = self._endings_open = None
 
     @property
@@ -767,6 +785,12 @@ def _refuse_inside(what: str) -> None:
         )
 
 
+def _vault_of(secrets: Any, scrub: Any, now: Callable[[], int]) -> Vault:
+    from perdure.runtime.vault import Vault, patterns_of, providers_of
+
+    return Vault(providers_of(secrets), patterns_of(scrub), now)
+
+
 def _by_key(workflows: Iterable[Any]) -> dict[tuple[str, int], WorkflowSpec]:
     """The workflows by name and version. UsageError when two of them claim the same."""
     known: dict[tuple[str, int], WorkflowSpec] = {}
@@ -810,7 +834,7 @@ def _control(letter: mail.ControlLetter) -> bytes:
     for name in ("reason", "by", "call", "reference"):
         given = getattr(letter, name)
         if given != "" and not (name == "reference" and given is None):
-            recordable(given, what=name, length_max=REASON_CHARACTERS_MAX)
+            recordable(given, what=name, length_max=REASON_CHARACTERS_MAX, is_name=name == "call")
     return msgspec.json.encode(letter)
 
 
@@ -834,7 +858,9 @@ def checked_tags(tags: Any) -> dict[str, str]:
 
 def checked_goal(goal: Any) -> str:
     """A goal as it is kept."""
-    return recordable(goal, what="goal", length_max=GOAL_CHARACTERS_MAX) if goal != "" else ""
+    if goal == "":
+        return ""
+    return recordable(goal, what="goal", length_max=GOAL_CHARACTERS_MAX, is_name=False)
 
 
 def checked_scope(scope: Any) -> dict[str, str]:

@@ -15,7 +15,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import date, datetime, time, timedelta, timezone
@@ -133,6 +133,26 @@ def texts(given: Any, option: str, example: str) -> tuple[str, ...]:
     if found is None or not all(isinstance(each, str) for each in found):
         raise DeclarationError(f"{option}={given!r}): a list of texts, as in {example}")
     return tuple(found)
+
+
+_SECRET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+
+
+def secrets_of(given: Any, what: str) -> dict[str, str]:
+    """The `secrets=` of a declaration: names, or names and what each is for.
+
+    >>> secrets_of({"stripe"}, "step")
+    {'stripe': ''}
+    """
+    named = given if isinstance(given, Mapping) else dict.fromkeys(several(given) or (), "")  # pyright: ignore[reportUnknownVariableType]
+    if (not named and given) or given is None or isinstance(given, str):
+        raise DeclarationError(f"{what}(secrets={given!r}): a set of names is wanted, as in secrets={{'stripe'}}")
+    for name, scope in named.items():  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(name, str) or not _SECRET_NAME.fullmatch(name) or not isinstance(scope, str):
+            raise DeclarationError(
+                f"{what}(secrets=): {name!r} is no name of a secret; letters, digits, '.', '_', '-' and '/' make one"
+            )
+    return dict(sorted(named.items()))  # pyright: ignore[reportUnknownArgumentType]
 
 
 # ── what kind of thing it is ────────────────────────────────────────────────────────────────

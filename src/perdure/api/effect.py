@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, ParamSpec, TypeVar, cast, overload
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, 
 import msgspec
 
 from perdure.api.calls import Call, DurableFunction, execution_here, same_signature
-from perdure.api.declaration import check_step, takes_same, with_estimate
+from perdure.api.declaration import check_step, secrets_of, takes_same, with_estimate
 from perdure.codec import arguments_codec_for
 from perdure.codec.resolving import resolved_hints
 from perdure.errors import DeclarationError, NotDurableError, UsageError
@@ -215,6 +215,7 @@ def effect(
     aliases: Iterable[str] = (),
     raises: Iterable[type[BaseException]] = (),
     uses: Usage | None = None,
+    secrets: Iterable[str] | Mapping[str, str] = (),
 ) -> _EffectDecorator:
     """Declare an effect: a step that changes the outside world. It has an operation id and an entry in the ledger; it
     is recorded as started before it is tried, and what became of it is succeeded, failed, or unknown.
@@ -229,7 +230,8 @@ def effect(
     after a rename give the old ones as `aliases`. `on_repeat="reuse"`: another call with the same key and request gets
     the recorded answer. `reversible`, `risk`: for policies, and for people who decide. `recovery="compensate"`: a
     promise that was made; it is undone only after a person confirmed. `uses`: what an attempt is expected to use of a
-    budget, besides being an effect.
+    budget, besides being an effect. `secrets`: names of those that its body, its look-up and its undoing may have by
+    `perdure.secret(name)`; or names and what each is for.
 
     Every effect needs a `.key`. Raises DeclarationError for what cannot be meant.
 
@@ -241,7 +243,7 @@ def effect(
             "downstream": SameDatabase() if transactional and downstream is None else downstream,
             "transactional": transactional, "scope": scope, "reversible": reversible, "recovery": recovery,
             "risk": risk, "on_repeat": on_repeat, "retry": retry, "timeout": timeout, "name": name, "aliases": aliases,
-            "raises": raises, "uses": uses,
+            "raises": raises, "uses": uses, "secrets": secrets,
         }
     )  # fmt: skip
 
@@ -265,6 +267,8 @@ def _spec(
         raise DeclarationError(f"effect {name}: it is transactional, or has a downstream, not both")
     if is_transactional and inspect.iscoroutinefunction(function):
         raise DeclarationError(f"effect {name}: a transactional effect is a `def`: it awaits nothing in a transaction")
+    if is_transactional and options["secrets"]:
+        raise DeclarationError(f"effect {name}: a transactional effect reaches only the database, and has no secrets")
     timeout = _timeout(name, options["timeout"], is_transactional)
     for option, allowed in _ALLOWED.items():
         if options[option] not in allowed:
@@ -280,6 +284,7 @@ def _spec(
         downstream=downstream, scope=options["scope"], reversible=options["reversible"],
         compensates=options["recovery"] == "compensate", risk=options["risk"], on_repeat=options["on_repeat"],
         aliases=tuple(options["aliases"]), uses=usage_from(options.get("uses"), what=f"effect {name}"),
+        secrets=secrets_of(options["secrets"], f"effect {name}"),
     )  # fmt: skip
 
 
@@ -313,6 +318,7 @@ def _spec_of_undo(
             function, name, downstream=other_side, transactional=isinstance(other_side, SameDatabase),
             retry=retry or spec.retry, timeout=spec.timeout_seconds if timeout is None else timeout, scope=spec.scope,
              reversible=False, recovery="verify", risk=spec.risk, on_repeat="refuse", raises=(),
+             secrets={} if isinstance(other_side, SameDatabase) else spec.secrets,
             aliases=[f"{alias}.undo" for alias in spec.aliases],
         ), lookup=lookup,
     )  # fmt: skip

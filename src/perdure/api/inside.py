@@ -19,9 +19,10 @@ from perdure.api.calls import Call, execution_here
 from perdure.codec import arguments_codec_for, codec_for
 from perdure.engine.calls import ChildCall
 from perdure.engine.randomness import as_number, as_uuid
-from perdure.errors import UsageError
+from perdure.errors import SecretNotAllowed, UsageError
 from perdure.gates.budget import use_said
-from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, Attempt, current_attempt
+from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, UNLOCKED, Attempt, current_attempt
+from perdure.runtime.logs import hides_secrets
 from perdure.specs import Money, OnCancel, WorkflowSpec, recordable, seconds
 
 if TYPE_CHECKING:
@@ -412,6 +413,27 @@ def use(type: type[T]) -> T:
         raise UsageError(f"perdure.use({type.__name__}): Runtime(provide={{...}}) has {names}") from None
 
 
+def secret(name: str) -> str:
+    """The value of a secret that this step declares, `@step(secrets={"stripe"})`: it was fetched before the body began.
+
+    Give it to whoever needs it, and return nothing of it: what is recorded, or written to perdure's log, has a mark in
+    its place, and what stands in your own logs is yours. SecretNotAllowed for a secret that the step does not declare;
+    UsageError outside a step's body.
+
+    >>> @step(secrets={"stripe"})                                                 # doctest: +SKIP
+    ... async def charge(order: str) -> str:
+    ...     return await payments.charge(order, key=secret("stripe"))
+    """
+    step = current_attempt().step
+    unlocked = UNLOCKED.get()
+    if unlocked is None or name not in unlocked.values:
+        declared = ", ".join(map(repr, unlocked.values)) if unlocked is not None else "none"
+        raise SecretNotAllowed(
+            f"{step} declares {declared}, and asks for secret {name!r}: add it to secrets={{...}} of the step", name
+        )
+    return unlocked.values[name]
+
+
 # ── logging ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -436,4 +458,4 @@ class _ReplayAware(logging.LoggerAdapter[logging.Logger]):
 
 def logger(name: str = "perdure.workflow") -> logging.LoggerAdapter[logging.Logger]:
     """A logger for workflow code: each line once, however often the code is replayed."""
-    return _ReplayAware(logging.getLogger(name), {})
+    return _ReplayAware(hides_secrets(logging.getLogger(name)), {})

@@ -150,7 +150,7 @@ def decision(choice: str, *, hash: Any, by: Any, role: Any, comment: Any, value:
     """What is decided, checked. `hash` may be cut short."""
     person = recordable(by, what="by")
     acting = recordable(role, what="role") if role != "" else ""
-    said = recordable(comment, what="comment", length_max=COMMENT_CHARACTERS_MAX) if comment != "" else ""
+    said = comment and recordable(comment, what="comment", length_max=COMMENT_CHARACTERS_MAX, is_name=False)
     if not isinstance(hash, str) or not re.fullmatch(f"[0-9a-fA-F]{{{HASH_DIGITS_MIN},{HASH_DIGITS}}}", hash):
         raise UsageError(
             f"hash={hash!r}: the hash of what you saw (the inbox shows it), at least its first {HASH_DIGITS_MIN} digits"

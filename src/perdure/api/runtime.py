@@ -44,9 +44,9 @@ Adopt = Literal["all", "own", "none"]
 class Runtime(Client):
     """Executes runs in this process, and controls them. What waits in the store is continued by itself.
 
-    `store`, `workflows`, `authority`: see `Client`. `adopt`: which runs it continues: `"all"`, `"own"` (those
-    started or attached to through it), `"none"` (those it started itself). `provide`: clients for `perdure.use(Type)`
-    in steps.
+    `store`, `workflows`, `authority`, `secrets`, `scrub`: see `Client`. `adopt`: which runs it continues: `"all"`,
+    `"own"` (those started or attached to through it), `"none"` (those it started itself). `provide`: clients for
+    `perdure.use(Type)` in steps.
     `budgets`: what many runs may spend together, see `Budget`. `prices`: a file that says what tokens cost.
     `outbox`: for each topic what delivers its messages (`perdure.outbox()`), a function of an `OutboxMessage`.
     `on_inbox`: a function, plain or async, that is told of what is new in the inbox (an `InboxNotice`);
@@ -89,9 +89,13 @@ class Runtime(Client):
         tools: Tools | None = None,
         prompt_release: str | None = None,
         model_policy_version: str | None = None,
+        secrets: Iterable[Any] = (),
+        scrub: Iterable[Any] | Mapping[str, Any] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        super().__init__(store, workflows=workflows, authority=authority, clock=clock)
+        super().__init__(
+            store, workflows=workflows, authority=authority, secrets=secrets, scrub=scrub, clock=clock
+        )
         self._around = surroundings(
             type(self).__name__, tools=tools, prompt_release=prompt_release, model_policy_version=model_policy_version
         )
@@ -110,7 +114,7 @@ class Runtime(Client):
             grace_seconds=seconds(grace, what="grace"),
             runs_max=concurrent_runs, steps_max=concurrent_steps, threads_max=threads, adopt=adopt,
             provided=_provided(provide), outbox={**_handlers(outbox), **self._told}, guard=guard,
-            authority=self._authority,
+            authority=self._authority, vault=self._vault,
             policy=None if policy is None else _checked_policy(policy),
             spending=rules_from(budgets, prices),
         )  # fmt: skip

@@ -14,6 +14,7 @@ from perdure.api.declaration import (
     checked_name,
     exception_classes,
     options_of,
+    secrets_of,
     texts,
     with_estimate,
 )
@@ -193,6 +194,7 @@ def step(
     raises: Iterable[type[BaseException]] = (),
     on_input_drift: Literal["block", "accept"] = "block",
     uses: Usage | None = None,
+    secrets: Iterable[str] | Mapping[str, str] = (),
 ) -> _StepDecorator: ...
 def step(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Declare a step: a call that is recorded. Once its result reached the workflow it is on disk and never runs again.
@@ -205,6 +207,7 @@ def step(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     (`"$.messages[*].id"`), or `digest`: a function of the arguments that gives what counts. `raises`: exception classes
     that are rebuilt as such. `on_input_drift`: what to do when new code gives other arguments than the history has.
     `uses`: what an attempt is expected to use of a budget; if that depends on the arguments, `@plan.estimate` says it.
+    `secrets`: names of those that its body may have by `perdure.secret(name)`; or names and what each is for.
 
     Raises DeclarationError for what cannot be a step.
 
@@ -234,6 +237,7 @@ def _step_with(
     raises: Iterable[type[BaseException]] = (),
     on_input_drift: str = "block",
     uses: Usage | None = None,
+    secrets: Iterable[str] | Mapping[str, str] = (),
 ) -> Any:
     if record not in {"durable", "lazy"}:
         raise DeclarationError(f"step(record={record!r}): 'durable' or 'lazy'")
@@ -253,6 +257,7 @@ def _step_with(
         ignore=texts(ignore, "step(ignore", 'ignore=["$.messages[*].id"]'),
         raises=exception_classes(raises, "step"), on_input_drift=Drift(on_input_drift),
         uses=usage_from(uses, what="step"),
+        secrets=secrets_of(secrets, "step"),
     )  # fmt: skip
     return cast(Any, Step if is_async else SyncStep)(spec)
 

@@ -15,13 +15,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
+from perdure.codec import hiding
 from perdure.codec.canonical import canonical_bytes, parse
 from perdure.codec.hints import shape_of
 from perdure.codec.plain import NONE, escaped, unescaped
 from perdure.codec.resolving import Unresolved, annotated_part, resolved_hints
 from perdure.codec.shape import Shape, Unfit, key_step, not_wire, too_deep, type_of
 from perdure.codec.unions import union_shape
-from perdure.codec.values import ValueCodec, codec_for, is_tagged
+from perdure.codec.values import ValueCodec, codec_for, is_tagged, without_secrets
 from perdure.errors import DeclarationError, DecodeError, EncodeError
 
 
@@ -85,7 +86,8 @@ class ArgumentsCodec:
         except RecursionError:
             raise EncodeError(at + key_step(name), too_deep().what, too_deep().hint, self._words) from None
         try:
-            return canonical_bytes(wire)
+            raw = canonical_bytes(wire)
+            return raw if hiding.active is None else without_secrets(raw, self.loads)
         except Unfit as no:
             raise EncodeError(at + no.path(), no.what, no.hint, self._words) from None
 

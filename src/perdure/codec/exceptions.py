@@ -19,8 +19,9 @@ import msgspec
 
 from perdure import errors
 from perdure.codec.canonical import canonical_bytes, is_encodable, parse
+from perdure.codec.hiding import hidden, hidden_text, mark
 from perdure.codec.hints import shape_of
-from perdure.codec.shape import Unfit, type_of
+from perdure.codec.shape import Unfit, is_secret, type_of
 from perdure.errors import DecodeError, StepError
 
 CHAIN_MAX = 8
@@ -67,13 +68,12 @@ def dump_exception(exc: BaseException, declared: tuple[type[BaseException], ...]
     try:
         wire = _to_wire(exc, declared, frozenset())
         place = place_of(exc)
-        return canonical_bytes({**wire, "at": place} if place else wire)
+        return hidden(canonical_bytes({**wire, "at": place} if place else wire))
     except Exception as problem:  # what the exception's own attributes raise when they are read
         cls = type_of(exc)
         lost = [f"the exception itself, which raises {type_of(problem).__qualname__} when it is read"]
-        return canonical_bytes(
-            {"type": cls.__qualname__, "module": cls.__module__, "message": message_of(exc), "args": [], "lost": lost}
-        )
+        known: dict[str, Any] = {"type": cls.__qualname__, "module": cls.__module__, "message": message_of(exc)}
+        return hidden(canonical_bytes({**known, "args": [], "lost": lost}))
 
 
 class _Told(msgspec.Struct):
@@ -195,10 +195,16 @@ _ABSENT: Any = object()
 
 
 def _carried(item: Any) -> Any:
-    """Its wire, or _ABSENT if it has none."""
+    """Its wire, or _ABSENT if it has none, or none without the secret that it holds."""
+    if is_secret(type_of(item)):
+        return mark(type_of(item).__name__)
     try:
         wire = _CARRIED.to_wire(item, 4)
-        canonical_bytes(wire)
+        raw = canonical_bytes(wire)
+        without = hidden(raw)
+        if without is not raw:
+            wire = parse(without)
+            _CARRIED.from_wire(wire, True)
     except (Unfit, RecursionError):
         return _ABSENT
     return wire
@@ -217,7 +223,7 @@ def message_of(exc: BaseException) -> str:
 def _text(text: str) -> str:
     """The text as a plain str that is Unicode."""
     text = "".join([text])  # str() may give a subclass
-    return text if is_encodable(text) else text.encode("utf-8", "backslashreplace").decode()
+    return hidden_text(text if is_encodable(text) else text.encode("utf-8", "backslashreplace").decode())
 
 
 def _arguments(exc: BaseException) -> tuple[Any, ...]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from perdure.codec.hiding import hidden_text
+
 type_of: Callable[[Any], type] = type
 """`type(x)`, without the type checker's narrowing of Any to a dict or list of unknowns."""
 
@@ -168,7 +170,7 @@ def full_name(cls: type) -> str:
 
 
 PLAIN_WORDS = "plain JSON"
-SECRET_ADVICE = "Secrets are never recorded: pass its name, and read it inside the step that needs it"  # noqa: S105
+SECRET_ADVICE = "Secrets are never recorded: pass its name, and fetch it with perdure.secret() in the step"  # noqa: S105
 
 
 def is_secret(cls: type) -> bool:
@@ -189,6 +191,7 @@ def not_wire(wire: Any, words: str) -> Unfit:
 
 def key_step(key: Any) -> str:
     """One step of a path into an object."""
+    key = hidden_text(key) if isinstance(key, str) else key
     return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!a}]"
 
 

@@ -6,10 +6,12 @@ names the path.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from perdure.codec import hiding
 from perdure.codec.canonical import canonical_bytes, parse
 from perdure.codec.hints import shape_of
 from perdure.codec.resolving import words_of
@@ -44,7 +46,8 @@ class ValueCodec:
         Raises EncodeError for what would not come back equal and of the same types; `at` is what its path begins with.
         """
         try:
-            return canonical_bytes(self._to_wire(value, 0))
+            raw = canonical_bytes(self._to_wire(value, 0))
+            return raw if hiding.active is None else without_secrets(raw, self.loads)
         except Unfit as no:
             raise EncodeError(at + no.path(), no.what, no.hint) from None
         except RecursionError:
@@ -64,6 +67,21 @@ class ValueCodec:
             raise DecodeError(at + no.path(), no.what, no.hint) from None
         except RecursionError:
             raise DecodeError(at, "more levels of nesting than the stack has left") from None
+
+
+def without_secrets(raw: bytes, loads: Callable[[bytes], Any]) -> bytes:
+    """The text with marks in place of what is never recorded. Unfit if it could not be read any more: whoever wants a
+    number, or bytes, cannot do with a mark."""
+    raw = hiding.hidden(raw)
+    if hiding.MARK_BYTES in raw:
+        try:
+            loads(raw)
+        except DecodeError as no:
+            raise Unfit(
+                f"what is never recorded, in a place where no mark can stand ({no})",
+                "Leave the secret out, or fetch it with perdure.secret() in the step that needs it",
+            ) from None
+    return raw
 
 
 def codec_for(hint: Any) -> ValueCodec:

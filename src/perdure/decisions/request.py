@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from perdure.codec.canonical import canonical_bytes
+from perdure.codec.hiding import hidden
 
 APPROVAL_ID_DIGITS = 16
 NO_VALUE = msgspec.Raw(b"null")
@@ -42,7 +43,7 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def encoded(self) -> bytes:
         """The body as it is stored: one text for one request."""
-        return _encode(self)
+        return hidden(_encode(self))
 
     def refuses(self, value: bytes) -> str | None:
         """Why this is none of the answers there are, where they can be listed; None if it is."""

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, get_args
 import msgspec
 
 from perdure.codec.canonical import canonical_bytes
+from perdure.codec.hiding import hidden_text
 from perdure.history.spending import NO_LIMITS, NOTHING, Amount, Carried, Limits, Share, Shortfall, Use
 
 
@@ -594,6 +595,26 @@ KINDS: dict[type[Event], str] = {cls: str(cls.__struct_config__.tag) for cls in 
 
 encode = msgspec.json.Encoder().encode
 decode = msgspec.json.Decoder(AnyEvent).decode
+
+NAMES = frozenset(
+    {
+        "workflow", "parent", "task", "name", "operation", "business_key", "approval", "how", "undoes", "answer",
+        "run_id", "on_cancel", "status", "message", "kind", "id", "hash", "choice", "refused", "call", "patch",
+        "previous",
+    }
+)  # fmt: skip
+"""What of an event tells which call, run, effect or kind it is about. Such are made of what everybody may read (the
+codec refuses them where they are made); any other text may hold what is never recorded, and gets a mark then."""
+
+
+def without_secrets(event: Event) -> Event:
+    """The event as it may be recorded; itself where nothing of it is to be hidden."""
+    changes: dict[str, str] = {}
+    for name in event.__struct_fields__:
+        text = getattr(event, name)
+        if isinstance(text, str) and name not in NAMES and hidden_text(text) != text:
+            changes[name] = hidden_text(text)
+    return msgspec.structs.replace(event, **changes) if changes else event
 
 
 def readable(envelope: bytes, kind: str) -> Event | None:

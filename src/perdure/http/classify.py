@@ -304,6 +304,8 @@ def classify(error: BaseException, *, now: int) -> Failure:
 
 
 def _verdict(link: BaseException, now: int) -> Failure | None:
+    if isinstance(link, errors.SecretUnavailable):  # the body was not called
+        return Failure(Kind(link.kind), Sent.NOT_SENT, str(link))
     rule = _by_base(VERDICTS, link)
     if rule is None:
         return None

@@ -20,6 +20,7 @@ import msgspec
 
 from perdure.clock import time_text
 from perdure.codec import dump_exception, pack
+from perdure.codec.hiding import alike
 from perdure.decisions import (
     ApprovalEntry,
     ApprovalState,
@@ -290,7 +291,7 @@ class Approvals:
         row = self.row(live, grant.id)
         if row is None:
             raise PerdureBug(f"{flight.ask.label} was approved by {grant.id}, which is not there")
-        if flight.ask.input != grant.arguments:
+        if not alike(flight.ask.input, grant.arguments):
             raise PerdureBug(f"{flight.ask.label}: what was approved by {grant.id} is not what is about to be sent")
         operation = flight.entry.operation_id
         if row.status is ApprovalState.USED and row.used_by == operation:

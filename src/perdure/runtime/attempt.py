@@ -87,6 +87,17 @@ WHICH: ContextVar[tuple[int, int]] = ContextVar("perdure_which_attempt", default
 JOURNAL: ContextVar[Any] = ContextVar("perdure_journal", default=None)
 """Set in the context of hosted foreign code: the journal that answers its calls."""
 
+class Unlocked(msgspec.Struct, frozen=True):
+    """The secrets that the body of one attempt may have: values by name. `kept`: those that were not fetched for this
+    attempt, and who gave them."""
+
+    values: Mapping[str, str]
+    kept: Mapping[str, Any]
+
+
+UNLOCKED: ContextVar[Unlocked | None] = ContextVar("perdure_unlocked", default=None)
+"""Set in the context of the body of a step that declares secrets."""
+
 LANE: ContextVar[str] = ContextVar("perdure_lane", default="main")
 """Which lane of its section foreign code is in, where an adapter says so."""
 

@@ -193,6 +193,8 @@ class Doubts:
             ATTEMPT.set(flight)
             seconds = min(LOOKUP_SECONDS_MAX, flight.spec.timeout_seconds)
             async with asyncio.timeout(seconds):
+                if flight.spec.secrets:
+                    await self._turns.performer.unlock(flight, flight.entry.attempts)
                 operation = flight.operation_of(None, flight.entry.attempts)
                 performer, lookup = self._turns.performer, flight.spec.lookup
                 if lookup is None:

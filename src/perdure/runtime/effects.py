@@ -37,7 +37,7 @@ from perdure.errors import (
     StoreError,
 )
 from perdure.history import events as e
-from perdure.http.classify import Failure, Kind, Sent, classify
+from perdure.http.classify import Failure, Kind, Sent
 from perdure.ledger import (
     Answered,
     Call,
@@ -426,7 +426,7 @@ class Effects:
             return
         now = self._turns.clock.now()
         try:
-            failure = classify(error, now=now)
+            failure = self.performer.failure_of(flight, error, now)
             decision = self._decision(flight, failure, now)
         except Exception as problem:
             problem.add_note(f"raised by Retry(on=) of {flight.spec.name}")

@@ -96,6 +96,7 @@ class Host:
             authority=options.authority, policy=options.policy,
         )  # fmt: skip
         self.silence = Silence(self.turns)
+        self.turns.performer.vault = options.vault
         self.turns.on_letters = self.kick
         self.turns.on_trouble = self.be_unsure
         if options.adopt != "all":

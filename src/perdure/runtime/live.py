@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from perdure.codec import hiding
 from perdure.codec.packing import QUOTED_MIN
 from perdure.engine.calls import Ask, Command, Key, WaitingSet
 from perdure.engine.execution import Execution
@@ -249,6 +250,8 @@ class LiveRun:
             self.change = self.change._replace(chapter_seq=self.length + _place_of_chapter(entries))
         if self.lazy:
             entries = _none_later_than_the_next(entries)
+        if hiding.active is not None:
+            entries = [_without_secrets(entry) for entry in entries]
         effects = _rows_of_ledger(entries) if self.has_effects else ()
         rows, blobs = self._rows(entries, now)
         append = Append(
@@ -268,7 +271,7 @@ class LiveRun:
         self, append_id: bytes, entry: Entry, now: int, posts: tuple[Post, ...] = (), uses: tuple[Use, ...] = ()
     ) -> Append:
         """An append of this one entry, while nothing else of the run is being written."""
-        rows, blobs = self._rows((entry,), now)
+        rows, blobs = self._rows((_without_secrets(entry),), now)
         return Append(
             append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs),
             effects=_rows_of_ledger((entry,)), posts=posts, approvals=_rows_of_approvals((entry,)), uses=uses,
@@ -379,6 +382,12 @@ def _with_starts(starts: Sequence[Entry], entries: Sequence[Entry]) -> list[Entr
     for place, entry in enumerate(entries):
         ordered += (entry, *late.get(place, ()))
     return ordered
+
+
+def _without_secrets(entry: Entry) -> Entry:
+    """With an event as it may be recorded: what the code gets of it now is what it gets on replay."""
+    event = e.without_secrets(entry.event)
+    return entry if event is entry.event else msgspec.structs.replace(entry, event=event)
 
 
 def _rows_of_ledger(entries: Sequence[Entry]) -> tuple[LedgerEntry, ...]:

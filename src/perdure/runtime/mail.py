@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.codec import dump_exception, pack
+from perdure.codec.hiding import hidden
 from perdure.decisions import refusal_of
 from perdure.engine.calls import QUESTIONS, Ask, Key, StepAsk, UnreadAsk, section_of
 from perdure.errors import RunCancelledError, StepError
@@ -136,6 +137,11 @@ def take(turns: Turns, live: LiveRun, mail: Mail) -> None:
             _take_pause(turns, live, mail.kind, msgspec.json.decode(mail.body, type=ControlLetter))
         case _:
             _take_unblock(turns, live, msgspec.json.decode(mail.body, type=ControlLetter))
+
+
+def without_secrets(mail: Mail) -> Mail:
+    """The letter as it may be recorded: whoever sent it may not know what is secret here."""
+    return mail._replace(body=hidden(mail.body))
 
 
 def _take_child(live: LiveRun, mail: Mail) -> None:

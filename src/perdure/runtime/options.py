@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from perdure.gates.prices import Prices
     from perdure.runtime.lease import Lease
     from perdure.runtime.live import LiveRun
+    from perdure.runtime.vault import Vault
 
 
 class Rules(NamedTuple):
@@ -50,6 +51,7 @@ class Options(msgspec.Struct, frozen=True):
     compare_all_inputs: bool = False
     guard: bool = False
     policy: Policy | None = None
+    vault: Vault | None = None
     drive: Callable[[LiveRun, Callable[[], None]], None] | None = None
     lease: Callable[..., Lease] | None = None
     stopwatch: Callable[[], float] = time.monotonic

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from perdure.clock import MICROSECONDS, Alarm, Clock, when
 from perdure.codec import codec_for, dump_exception, pack
 from perdure.codec.exceptions import message_of
@@ -25,7 +27,7 @@ from perdure.engine.calls import NO_ATTEMPTS, Attempts, StepAsk
 from perdure.errors import EncodeError, StepTimeoutError
 from perdure.history import events as e
 from perdure.history.spending import Use
-from perdure.http.classify import classify
+from perdure.http.classify import Failure, Kind, classify
 from perdure.http.sender import SENDER
 from perdure.runtime.attempt import ATTEMPT, WHICH, Attempt, Outgoing
 from perdure.runtime.live import Entry, LiveRun
@@ -34,6 +36,7 @@ from perdure.runtime.threads import DaemonThreads
 
 if TYPE_CHECKING:
     from perdure.gates.ruling import Use as Counted
+    from perdure.runtime.vault import Vault
 
 log = logging.getLogger("perdure")
 
@@ -133,6 +136,7 @@ class Performer:
         self._block = block
         self._steps_max = steps_max
         self.provided = provided
+        self.vault: Vault | None = None
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._threads = DaemonThreads(threads_max, "perdure-step")
@@ -253,10 +257,26 @@ class Performer:
             until = flight.started_at + round(spec.timeout_seconds * MICROSECONDS)
         SENDER.set(Outgoing(flight, number, until, self._clock.now))
 
+    async def unlock(self, flight: Flight, number: int) -> None:
+        """Fetch the secrets that are declared for a body, into the context in which it begins."""
+        from perdure.runtime.vault import unlock
+
+        await unlock(self.vault, flight, number, self._clock.now())
+
+    def failure_of(self, flight: Flight, error: BaseException, now: int) -> Failure:
+        """What the failure of a body means. One that was refused with a secret that is not good any more is worth
+        another attempt, with a new one."""
+        failure = classify(error, now=now)
+        if flight.ask.spec.secrets and self.vault is not None and self.vault.has_newer(error):
+            return msgspec.structs.replace(failure, kind=Kind.RETRYABLE)
+        return failure
+
     async def _run_async(self, flight: Flight, number: int, context: contextvars.Context) -> None:
         ask = flight.ask
         try:
             args, kwargs = ask.spec.arguments.loads(ask.input)
+            if ask.spec.secrets:
+                await self.unlock(flight, number)
             self._enter(flight, number)
             if not self.may_begin():
                 raise _NotNow
@@ -281,6 +301,8 @@ class Performer:
         ask = flight.ask
         try:
             args, kwargs = ask.spec.arguments.loads(ask.input)
+            if ask.spec.secrets:
+                await self.unlock(flight, number)
             self._enter(flight, number)
             inside, function = contextvars.copy_context(), self.around(flight, ask.spec.function)
 
@@ -406,7 +428,7 @@ class Performer:
         now = self._clock.now()
         retry = flight.ask.spec.retry
         try:
-            failure = classify(error, now=now)
+            failure = self.failure_of(flight, error, now)
             decision = next_attempt(
                 retry, attempt=number, first_at=flight.first_at, now=now, failure=failure, random=random.random()
             )

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.clock import Clock
+from perdure.codec import hiding
 from perdure.codec.exceptions import message_of
 from perdure.decisions import Authority
 from perdure.engine import where
@@ -396,6 +397,8 @@ class Turns:
                 self.gates.over_rate(live, outcome)
             elif isinstance(outcome, Overdrawn):
                 self.budgets.overdrawn(live, outcome)
+            elif isinstance(outcome, PerdureBug):
+                self.contain(live, outcome)
             else:
                 self._lost(live, outcome)
         except Exception as error:
@@ -682,7 +685,7 @@ class Turns:
                 return
             live.taken += (letter.mail_id,)
             try:
-                mail.take(self, live, letter)
+                mail.take(self, live, letter if hiding.active is None else mail.without_secrets(letter))
             except AuthorityUnreadableError as error:
                 self._take_later(live, letter, error)
             except Exception as error:

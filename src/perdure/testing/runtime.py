@@ -34,6 +34,7 @@ from perdure.runtime.lease import Lease
 from perdure.runtime.live import LiveRun
 from perdure.runtime.performer import Flight, Function
 from perdure.specs import Budget, WorkflowSpec, seconds
+from perdure.store.guarded import unguarded
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Filter, Status, Store
 from perdure.testing.clock import FakeClock
@@ -93,6 +94,8 @@ class RuntimeUnderTest(Runtime):
         policy: Policy | None = None,
         budgets: Iterable[Budget] = (),
         prices: str | os.PathLike[str] | None = None,
+        secrets: Iterable[Any] = (),
+        scrub: Iterable[Any] | Mapping[str, Any] | None = None,
         guard: bool = True,
         replays: bool = True,
     ) -> None:
@@ -100,7 +103,7 @@ class RuntimeUnderTest(Runtime):
         super().__init__(
             store or MemoryStore(self.clock), workflows=workflows, provide=provide, clock=self.clock, lease=LEASE,
             authority=authority, on_inbox=on_inbox, inbox_webhook=inbox_webhook, policy=policy, budgets=budgets,
-            prices=prices,
+            prices=prices, secrets=secrets, scrub=scrub,
         )  # fmt: skip
         self._options = replace(self._options, drive=self._drive, lease=StillLease, compare_all_inputs=True)
         self._guards, self._replays = guard, replays
@@ -184,8 +187,9 @@ class RuntimeUnderTest(Runtime):
             self._announcer.stop()
             self._announcer = None
         await host.abandon()
-        if isinstance(self._store, MemoryStore | CrashingStore):
-            self._store.kill(host.worker)
+        store = unguarded(self._store)
+        if isinstance(store, MemoryStore | CrashingStore):
+            store.kill(host.worker)
 
     async def on_still(self) -> bool:
         """Asked when nothing happens any more, before time is skipped. True: something happens again, look anew."""
