@@ -30,11 +30,12 @@ PURE_BELOW = {"codec", "specs", "history", "ledger", "decisions", "gates", "engi
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "clock": set(),
+    "transitions": set(),
     "codec": set(),
     "specs": {"codec"},
     "history": {"codec", "specs"},
-    "ledger": {"codec", "specs", "history"},
-    "decisions": {"codec", "specs", "history"},
+    "ledger": {"codec", "specs", "history", "transitions"},
+    "decisions": {"codec", "specs", "history", "transitions"},
     "gates": {"codec", "specs", "history", "ledger", "decisions"},
     "engine": {"codec", "specs", "history", "ledger", "decisions", "gates"},
     "contract": {"codec", "specs", "history"},
@@ -56,7 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 
-PURE = {"codec", "history", "ledger", "decisions", "gates", "engine", "contract"}
+PURE = {"transitions", "codec", "history", "ledger", "decisions", "gates", "engine", "contract"}
 
 IMPURE_MODULES: dict[str, frozenset[str]] = {
     # module of the standard library: what of it has no effect on the world and may be imported all the same

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.decisions import ApprovalState, Happening, after
+from perdure.decisions import ApprovalState, Happening
 from perdure.decisions.states import TRANSITIONS
 from perdure.errors import PerdureBug
+from perdure.transitions import after
 
 
 def test_every_state_is_in_the_table() -> None:
@@ -21,10 +22,10 @@ def test_every_happening_leads_somewhere() -> None:
 @pytest.mark.parametrize("happening", Happening)
 def test_what_is_not_in_the_table_does_not_happen(state: ApprovalState, happening: Happening) -> None:
     if happening in TRANSITIONS[state]:
-        assert after(state, happening) is TRANSITIONS[state][happening]
+        assert after(TRANSITIONS, state, happening, noun="a request") is TRANSITIONS[state][happening]
     else:
-        with pytest.raises(PerdureBug):
-            after(state, happening)
+        with pytest.raises(PerdureBug, match=f"a request that is {state} cannot be {happening}"):
+            after(TRANSITIONS, state, happening, noun="a request")
 
 
 def test_only_what_was_approved_is_ever_used() -> None:

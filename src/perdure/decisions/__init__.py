@@ -11,7 +11,7 @@ from perdure.decisions.authority import Authority, Refusal, refusal_of
 from perdure.decisions.deciding import CHOICES, Decision, decide, refusal_of_state, withdrawn_votes
 from perdure.decisions.entry import ApprovalEntry, Vote
 from perdure.decisions.request import Request, approval_id, identity, request_hash
-from perdure.decisions.states import ApprovalState, Happening, after
+from perdure.decisions.states import ApprovalState, Happening
 
 __all__ = [
     "CHOICES",
@@ -23,7 +23,6 @@ __all__ = [
     "Refusal",
     "Request",
     "Vote",
-    "after",
     "approval_id",
     "decide",
     "identity",

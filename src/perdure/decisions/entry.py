@@ -6,7 +6,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from perdure.decisions.states import ApprovalState, Happening, after
+from perdure.decisions.states import TRANSITIONS, ApprovalState, Happening
+from perdure.transitions import after
 
 BODY_IN_ROW_BYTES_MAX = 4096
 
@@ -64,7 +65,8 @@ class ApprovalEntry(NamedTuple):
 
     def moved(self, happening: Happening, *, now: int) -> ApprovalEntry:
         """The row after this. PerdureBug if that cannot happen to it."""
-        return self._replace(status=after(self.status, happening), updated_at=max(now, self.updated_at))
+        status = after(TRANSITIONS, self.status, happening, noun="a request")
+        return self._replace(status=status, updated_at=max(now, self.updated_at))
 
     def used(self, by: str, *, now: int) -> ApprovalEntry:
         """The row once the call that was approved begins."""

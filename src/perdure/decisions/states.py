@@ -6,10 +6,9 @@ is good for one call, which uses it up; what was not used in time has lapsed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
 
-from perdure.errors import PerdureBug
+from perdure.transitions import Transitions
 
 
 class ApprovalState(StrEnum):
@@ -52,7 +51,7 @@ class Happening(StrEnum):
 
 _S, _H = ApprovalState, Happening
 
-TRANSITIONS: Mapping[ApprovalState, Mapping[Happening, ApprovalState]] = {
+TRANSITIONS: Transitions[ApprovalState, Happening] = {
     _S.PENDING: {
         _H.VOTED: _S.PENDING,
         _H.DELEGATED: _S.PENDING,
@@ -71,15 +70,3 @@ TRANSITIONS: Mapping[ApprovalState, Mapping[Happening, ApprovalState]] = {
     _S.LAPSED: {},
 }
 """What may follow on what. Whatever is not here does not happen."""
-
-
-def after(state: ApprovalState, happening: Happening) -> ApprovalState:
-    """The state that follows. PerdureBug if that cannot happen in `state`.
-
-    >>> after(ApprovalState.APPROVED, Happening.USED)
-    <ApprovalState.USED: 'used'>
-    """
-    following = TRANSITIONS[state].get(happening)
-    if following is None:
-        raise PerdureBug(f"a request that is {state} cannot be {happening}")
-    return following

@@ -21,7 +21,7 @@ from perdure.ledger.doubt import (
 from perdure.ledger.entry import LedgerEntry
 from perdure.ledger.operations import operation_id
 from perdure.ledger.prepare import Answered, Call, Conflict, Duplicate, GoOn, Held, NextRevision, Perform, prepare
-from perdure.ledger.states import EffectState, Happening, after
+from perdure.ledger.states import EffectState, Happening
 
 __all__ = [
     "Answered",
@@ -42,7 +42,6 @@ __all__ = [
     "Perform",
     "SendAgain",
     "WaitUntil",
-    "after",
     "next_move",
     "operation_id",
     "prepare",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from perdure.ledger.states import EffectState, Happening, after
+from perdure.ledger.states import TRANSITIONS, EffectState, Happening
+from perdure.transitions import after
 
 RESULT_IN_ROW_BYTES_MAX = 1024
 
@@ -48,7 +49,7 @@ class LedgerEntry(NamedTuple):
 
     def moved(self, happening: Happening, *, now: int, note: str = "") -> LedgerEntry:
         """The row after this. PerdureBug if that cannot happen to it."""
-        status = after(self.status, happening)
+        status = after(TRANSITIONS, self.status, happening, noun="an effect")
         row = self._replace(status=status, updated_at=max(now, self.updated_at), note=note)
         if happening in {Happening.SENT, Happening.SENT_AGAIN}:
             return row._replace(attempts=self.attempts + 1, started_at=now)

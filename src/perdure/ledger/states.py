@@ -7,10 +7,9 @@ have left, so nothing is sent blindly, and nothing is called failed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
 
-from perdure.errors import PerdureBug
+from perdure.transitions import Transitions
 
 
 class EffectState(StrEnum):
@@ -63,7 +62,7 @@ class Happening(StrEnum):
 
 _S, _H = EffectState, Happening
 
-TRANSITIONS: Mapping[EffectState, Mapping[Happening, EffectState]] = {
+TRANSITIONS: Transitions[EffectState, Happening] = {
     _S.PENDING: {_H.SENT: _S.STARTED, _H.DENIED: _S.FAILED_FINAL},
     _S.STARTED: {
         _H.RETURNED: _S.SUCCEEDED,
@@ -91,15 +90,3 @@ TRANSITIONS: Mapping[EffectState, Mapping[Happening, EffectState]] = {
     _S.FAILED_FINAL: {},
 }
 """What may follow on what. Whatever is not here does not happen."""
-
-
-def after(state: EffectState, happening: Happening) -> EffectState:
-    """The state that follows. PerdureBug if that cannot happen in `state`.
-
-    >>> after(EffectState.STARTED, Happening.LOST)
-    <EffectState.UNKNOWN: 'unknown'>
-    """
-    following = TRANSITIONS[state].get(happening)
-    if following is None:
-        raise PerdureBug(f"an effect that is {state} cannot be {happening}")
-    return following
