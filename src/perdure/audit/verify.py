@@ -1,8 +1,8 @@
 """Is what the store holds what was written? Every hash is computed again, from the first event of every run on.
 
 It reads only, and may be used while runs go on: what is appended meanwhile is left for the next time. It finds what was
-altered or lost inside the file, and where a run's status, its history and the ledger disagree. It cannot find a tail
-that was cut off together with the index row's idea of it.
+altered or lost inside the file, and where a run's status, its history, the ledger and the table of approvals disagree.
+It cannot find a tail that was cut off together with the index row's idea of it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from functools import partial
 
 from perdure.codec import digest, unpack
 from perdure.engine.agreement import disagreements, told_of_effects
+from perdure.engine.asked import disagreements_of_requests, told_of_requests
 from perdure.errors import HistoryCorruptError
 from perdure.history import events as e
 from perdure.history.chain import GENESIS, link
-from perdure.store.protocol import EffectFilter, Row, RunInfo, Status, Store, Stored
+from perdure.store.protocol import ApprovalFilter, EffectFilter, Row, RunInfo, Status, Store, Stored
 
-EFFECTS_MAX = 2**31 - 1
+ROWS_MAX = 2**31 - 1
 """More than any run has."""
 
 
@@ -95,10 +96,13 @@ def _damage_of(store: Store, stored: Stored, length: int, head: bytes) -> Iterat
             yield tell(seq, what)
     for what in _disagreements(stored.info, events):
         yield tell(None, what)
-    ledger = store.effects(EffectFilter(rid=stored.info.rid, limit=EFFECTS_MAX))
-    told = told_of_effects(zip(events, (row.at for row in rows), strict=True))
-    for found in disagreements(ledger, told, has_ended=stored.info.status.is_final):
-        yield tell(None, found.what)
+    ledger = store.effects(EffectFilter(rid=stored.info.rid, limit=ROWS_MAX))
+    timed = list(zip(events, (row.at for row in rows), strict=True))
+    requests = store.approvals(ApprovalFilter(rid=stored.info.rid, limit=ROWS_MAX))
+    has_ended = stored.info.status.is_final
+    yield from (tell(None, each.what) for each in disagreements(ledger, told_of_effects(timed), has_ended=has_ended))
+    told = told_of_requests(timed)
+    yield from (tell(None, each.what) for each in disagreements_of_requests(requests, told, has_ended=has_ended))
 
 
 def _wrong_payloads(store: Store, rid: int, row: Row, event: e.Event) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from perdure.decisions import ApprovalEntry
 from perdure.engine.calls import Key
 from perdure.history import events as e
 from perdure.ledger import EffectState, LedgerEntry
@@ -24,12 +25,12 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Disagreement(msgspec.Struct, frozen=True):
-    """An operation of which the two do not say the same. `repaired`: the row as the history has it, where the history
-    proves what the row leaves open."""
+    """An operation, or a request to people, of which the two do not say the same. `repaired`: the row as the history
+    has it, where the history proves what the row leaves open."""
 
-    operation: str
+    id: str
     what: str
-    repaired: LedgerEntry | None = None
+    repaired: LedgerEntry | ApprovalEntry | None = None
 
 
 def told_of_effects(events: Iterable[tuple[e.Event | None, int]]) -> dict[str, Told]:

@@ -1,58 +1,85 @@
-"""A look at the ledger when a worker opens the store: does it say the same as the histories of the runs?
+"""A look at the ledger and at the table of approvals when a worker opens the store: do they say the same as the
+histories of the runs?
 
-Cheap: only effects without a proof, only runs that nobody holds, not many of them; `perdure store verify` looks at all.
-A row that the history proves to be over is put right; everything else is said, for a person to look at."""
+Cheap: only effects without a proof and requests that are open, only runs that nobody holds, not many of them; `perdure
+store verify` looks at all. A row that the history proves to be over is put right; everything else is said, for a person
+to look at."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from perdure.decisions import ApprovalEntry
 from perdure.engine.agreement import Disagreement, disagreements, told_of_effects
+from perdure.engine.asked import OPEN, disagreements_of_requests, told_of_requests
 from perdure.errors import HistoryCorruptError, StoreError
 from perdure.history import events as e
 from perdure.ledger import EffectState, LedgerEntry
-from perdure.store.protocol import Append, Done, EffectFilter, Store, Stored
+from perdure.store.protocol import Append, ApprovalFilter, Done, EffectFilter, Store, Stored
 
 log = logging.getLogger("perdure")
 
 WITHOUT_PROOF = frozenset({EffectState.STARTED, EffectState.UNKNOWN, EffectState.FAILED_RETRYABLE})
-EFFECTS_AT_START_MAX = 100
+ABOUT_REQUESTS = ("person.", "approval.", "call.cancelled", "effect.")
+"""How kinds of events begin that say something of requests."""
+ROWS_AT_START_MAX = 100
 RUNS_AT_START_MAX = 20
 
 
 def look_at_ledger(store: Store) -> None:
     """Put right what can be, and log the rest. Never fails: whoever opens the store goes on."""
     try:
-        rows = store.effects(EffectFilter(status=WITHOUT_PROOF, limit=EFFECTS_AT_START_MAX))
-        runs = {row.rid: row.run_id for row in rows}
-        for rid in list(runs)[:RUNS_AT_START_MAX]:
-            info = store.find(runs[rid])
-            if info is not None and info.rid == rid and info.owner is None:
-                _look_at_run(store, rid, [row for row in rows if row.rid == rid])
+        effects = store.effects(EffectFilter(status=WITHOUT_PROOF, limit=ROWS_AT_START_MAX))
+        requests = store.approvals(ApprovalFilter(status=OPEN, limit=ROWS_AT_START_MAX))
+        for rid in _unheld(store, effects):
+            _look_at_effects(store, store.load(rid), [row for row in effects if row.rid == rid])
+        for rid in _unheld(store, requests):
+            _look_at_requests(store, store.load(rid), [row for row in requests if row.rid == rid])
     except (StoreError, HistoryCorruptError) as error:
-        log.warning("the ledger could not be compared with the histories: %s", error)
+        log.warning("ledger and approvals could not be compared with the histories: %s", error)
 
 
-def _look_at_run(store: Store, rid: int, rows: Sequence[LedgerEntry]) -> None:
-    stored = store.load(rid)
-    events = ((e.readable(row.envelope, row.kind), row.at) for row in stored.rows if row.kind.startswith("effect."))
-    ours = {row.operation_id for row in rows}
-    told = {operation: said for operation, said in told_of_effects(events).items() if operation in ours}
-    for found in disagreements(rows, told, has_ended=stored.info.status.is_final, is_whole=False):
-        if found.repaired is not None and _repair(store, stored, found.repaired):
-            log.warning("run %s: %s; the ledger is put right", stored.info.run_id, found.what)
+def _unheld(store: Store, rows: Iterable[LedgerEntry | ApprovalEntry]) -> Iterator[int]:
+    """The first runs of these rows, as far as nobody holds them."""
+    runs = {row.rid: row.run_id for row in rows}
+    for rid in list(runs)[:RUNS_AT_START_MAX]:
+        info = store.find(runs[rid])
+        if info is not None and info.rid == rid and info.owner is None:
+            yield rid
+
+
+def _look_at_effects(store: Store, stored: Stored, rows: Sequence[LedgerEntry]) -> None:
+    told = told_of_effects(_events(stored, ("effect.",)))
+    has_ended = stored.info.status.is_final
+    ours = {row.operation_id: told[row.operation_id] for row in rows if row.operation_id in told}
+    _put_right(store, stored, disagreements(rows, ours, has_ended=has_ended, is_whole=False))
+
+
+def _look_at_requests(store: Store, stored: Stored, rows: Sequence[ApprovalEntry]) -> None:
+    told = told_of_requests(_events(stored, ABOUT_REQUESTS))
+    has_ended = stored.info.status.is_final
+    ours = {row.approval_id: told[row.approval_id] for row in rows if row.approval_id in told}
+    _put_right(store, stored, disagreements_of_requests(rows, ours, has_ended=has_ended, is_whole=False))
+
+
+def _events(stored: Stored, kinds: tuple[str, ...]) -> Iterable[tuple[e.Event | None, int]]:
+    return ((e.readable(row.envelope, row.kind), row.at) for row in stored.rows if row.kind.startswith(kinds))
+
+
+def _put_right(store: Store, stored: Stored, found: Iterable[Disagreement]) -> None:
+    run_id = stored.info.run_id
+    for each in found:
+        if each.repaired is not None and _repair(store, stored, each.repaired):
+            log.warning("run %s: %s; the row is put right", run_id, each.what)
         else:
-            _tell(stored.info.run_id, found)
+            log.error("run %s: %s; `perdure store verify` looks at all runs", run_id, each.what)
 
 
-def _tell(run_id: str, found: Disagreement) -> None:
-    log.error("run %s: %s; `perdure store verify` looks at all runs", run_id, found.what)
-
-
-def _repair(store: Store, stored: Stored, row: LedgerEntry) -> bool:
+def _repair(store: Store, stored: Stored, row: LedgerEntry | ApprovalEntry) -> bool:
     """Write the row as it has to be; refused if the run has ended, or has moved on meanwhile."""
     info = stored.info
-    append = Append(os.urandom(16), info.rid, info.epoch, stored.length, effects=(row,))
+    effects, approvals = ((row,), ()) if isinstance(row, LedgerEntry) else ((), (row,))
+    append = Append(os.urandom(16), info.rid, info.epoch, stored.length, effects=effects, approvals=approvals)
     return isinstance(store.commit([append])[0], Done)
