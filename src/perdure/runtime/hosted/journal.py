@@ -28,7 +28,7 @@ from perdure.engine.execution import REFUSALS_MAX
 from perdure.engine.mailbox import unread
 from perdure.engine.randomness import drawn
 from perdure.engine.sagas import refuse_next_chapter
-from perdure.errors import UsageError
+from perdure.errors import StoreError, UsageError
 from perdure.history import events as e
 from perdure.runtime.attempt import LANE
 from perdure.runtime.hosted.children import HostedChildren
@@ -297,7 +297,10 @@ class Journal:
             return
         request.is_held_back = request.is_wait = self.live.is_parked
         if not request.is_held_back and request.unread is None:
-            request.perform(request)
+            try:
+                request.perform(request)
+            except StoreError as error:  # nobody could be told: the run is loaded again, as soon as that can be
+                self.turns.contain(self.live, error)
 
     def go_on(self) -> None:
         """The run is not paused any more."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from perdure import decisions
 from perdure.codec import ValueCodec, codec_for
 from perdure.engine.sagas import Answer
-from perdure.errors import DecodeError
+from perdure.errors import DecodeError, StoreError
 from perdure.history import events as e
 from perdure.runtime.attempt import LANE
 from perdure.runtime.hosted.records import Record
@@ -49,8 +49,10 @@ class HostedPeople:
             request.is_wait = True
             approval = decisions.approval_id(live.run_id, decisions.identity(live.execution.beginning.chapter, *key))
             before = live.execution.known.requests.get(key)
-            until = self._turns.clock.now() + asked.within if asked.within else 0
-            until = until if before is None else before.expires_at
+            if before is not None:
+                until = before.expires_at
+            else:  # asked just now, or before and decided meanwhile: its time is not counted anew
+                until = request.deadline or (self._turns.clock.now() + asked.within if asked.within else 0)
             of = (*key, request.name, key[1] + 1)
             self._turns.approvals.put(live, of, approval, asked, raw, request.packed, until, about)
             request.deadline = until or None
@@ -76,7 +78,10 @@ class HostedPeople:
         asked = self._live.execution.known.requests.get(request.key)
         is_waiting = self._journal.requests.get(request.key) is request and not request.future.done()
         if asked is not None and is_waiting and not self._live.is_parked:
-            self._turns.approvals.expire(self._live, asked.id)
+            try:
+                self._turns.approvals.expire(self._live, asked.id)
+            except StoreError as error:
+                self._turns.contain(self._live, error)
 
     def block(self, wanted: Request, reason: str, hint: str, attempt: int = 1) -> None:
         """A person decides what becomes of this call. Its start is recorded with the question: by its number the answer
