@@ -11,6 +11,7 @@ import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from perdure.errors import ApprovalExpired, Rejected
 from perdure.testing import programs as p
 
 
@@ -34,6 +35,8 @@ class Offer(Protocol):
     def effect(self, node: p.Effect, digest: int, chapter: int) -> Awaitable[int]: ...
     def sleep(self, seconds: float) -> Awaitable[None]: ...
     def receive(self, message: str, within: float | None) -> Awaitable[int]: ...
+    def ask(self, node: p.Ask, digest: int, chapter: int) -> Awaitable[int]: ...
+    def approve(self, node: p.Approve, digest: int, chapter: int) -> Awaitable[int]: ...
     def child(self, node: p.Node, digest: int) -> Awaitable[int]: ...
     def start_child(self, node: p.Node, digest: int, *, abandons: bool) -> Awaitable[ChildHandle]: ...
     def look(self, node: p.Look) -> object: ...
@@ -141,6 +144,11 @@ async def _receive(node: p.Receive, trace: Trace) -> int:
     return await trace.offer.receive(node.message, None if node.within_ms is None else node.within_ms / 1000)
 
 
+async def _ask(node: p.Ask, trace: Trace) -> int:
+    trace.see(node, "asks")
+    return await trace.offer.ask(node, trace.digest, trace.chapter)
+
+
 async def _look(node: p.Look, trace: Trace) -> int:
     trace.see(node, trace.offer.look(node), is_opaque=node.at != "state")
     return 0
@@ -224,6 +232,15 @@ async def _child(node: p.Child, trace: Trace) -> int:
         trace.see(node, "cancelled")
         if node.how != "cancel":
             raise
+        return -1
+
+
+async def _approve(node: p.Approve, trace: Trace) -> int:
+    trace.see(node, "asks")
+    try:
+        return await trace.offer.approve(node, trace.digest, trace.chapter)
+    except (Rejected, ApprovalExpired) as error:
+        trace.see(node, told(error))
         return -1
 
 
@@ -370,6 +387,7 @@ _EVALUATE: dict[type[p.Node], Callable[[Any, Trace], Awaitable[int]]] = {
     p.Effect: _effect,
     p.Sleep: _sleep,
     p.Receive: _receive,
+    p.Ask: _ask,
     p.Look: _look,
     p.Raise: _raise,
     p.Timeout: _timeout,
@@ -378,6 +396,7 @@ _EVALUATE: dict[type[p.Node], Callable[[Any, Trace], Awaitable[int]]] = {
     p.Stubborn: _stubborn,
     p.Cancel: _cancel,
     p.Child: _child,
+    p.Approve: _approve,
     p.Repeat: _repeat,
     p.Later: _later,
     p.Sequence: _sequence,

@@ -17,6 +17,7 @@ import msgspec
 from perdure.clock import MICROSECONDS
 from perdure.codec import load_exception
 from perdure.engine.loop import UNWINDING_ROUNDS_MAX
+from perdure.errors import ApprovalExpired, Rejected
 from perdure.history import events as e
 from perdure.runtime.load import Past
 from perdure.testing import programs as p
@@ -106,10 +107,12 @@ async def _close_each(generators: Sequence[AsyncGenerator[Any, Any]]) -> None:
 
 
 class Asked(NamedTuple):
-    """What a call was asked with: the node, and the digest of what the code had seen."""
+    """What a call was asked with: the node, and the digest of what the code had seen. `of`: whether that is the call
+    itself, or what people are asked."""
 
     node: int
     digest: int
+    of: str = "call"
 
 
 class ModelChild:
@@ -151,6 +154,7 @@ class Model:
         self.problem: str | None = None
         self._calls: dict[Asked, asyncio.Future[Any]] = {}
         self._asked: dict[tuple[str, int], Asked] = {}
+        self._expires_at: dict[tuple[str, int], int] = {}
         self._mailbox: dict[str, asyncio.Queue[int]] = {}
         self._in_flight: list[asyncio.Future[Any]] = []
         beginning = past.beginning()
@@ -221,6 +225,9 @@ class Model:
         if isinstance(event, e.SectionStarted | e.SectionEnded):
             node, digest = event.name.split()
             self._asked[event.key] = Asked(int(node), int(digest))
+        elif isinstance(event, e.PersonAsked):
+            self._expires_at[event.key] = event.expires_at
+            self._asked[event.key] = _request(msgspec.json.decode(self.past.input(index) or b""))
         elif isinstance(event, e.Keyed) and event.key not in self._asked and not event.is_in_section:
             if not getattr(event, "input", None):
                 return
@@ -243,6 +250,9 @@ class Model:
                 self._settle(event, lambda future: future.set_result(int(output or b"")))
             case e.SectionEnded():
                 self._settle(event, lambda future: future.set_exception(load_exception(output or b"", ())))
+            case e.PersonAnswered():
+                told = event, output, self._expires_at[event.key]
+                self._settle(event, lambda future: future.set_result(told))
             case e.MessageArrived():
                 self._queue(event.name).put_nowait(int(output or b""))
             case e.CancelRequested():
@@ -284,6 +294,22 @@ class Model:
 
     def effect(self, node: p.Effect, digest: int, chapter: int) -> Awaitable[int]:
         return self._call(Asked(node.number, digest))
+
+    async def ask(self, node: p.Ask, digest: int, chapter: int) -> int:
+        event, output, _ = await self._call(Asked(node.number, digest, "question"))
+        if event.choice != "answer":
+            raise TimeoutError
+        return int(output)
+
+    async def approve(self, node: p.Approve, digest: int, chapter: int) -> int:
+        event, _, expires_at = await self._call(Asked(p.called(node.kid), digest, "approval"))
+        if event.choice == "reject":
+            raise Rejected("", event.by)
+        is_late = node.recheck and bool(expires_at) and self._now >= expires_at
+        if event.choice != "approve" or (is_late and not isinstance(node.kid, p.Effect)):
+            raise ApprovalExpired("")
+        value: int = await self._call(Asked(p.called(node.kid), digest))
+        return value
 
     async def sleep(self, seconds: float) -> None:
         self._refuse_when_closing()
@@ -330,6 +356,14 @@ class Model:
 
     def task_group(self) -> asyncio.TaskGroup:
         return OrderedGroup(self)
+
+
+def _request(body: dict[str, Any]) -> Asked:
+    """What people were asked."""
+    if body["kind"] == "approval":
+        return Asked(body["arguments"]["node"], body["arguments"]["digest"], "approval")
+    node, digest = body["name"].split()
+    return Asked(int(node), int(digest), "question")
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 STEP_MS = (0, 1, 5, 20, 20, 60, 150)
 WAIT_MS = (0, 10, 20, 50, 50, 100, 200, 500)
+PATIENCE_MS = (20, 100, 500, 3_000)
 MESSAGES = ("a", "b")
 NODES_MAX = 40
 
@@ -50,6 +51,13 @@ class Effect(Node):
     key: int
     ms: int
     is_threaded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Node):
+    """A question to people."""
+
+    within_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,16 @@ class Child(Node):
 
 
 @dataclass(frozen=True, slots=True)
+class Approve(Node):
+    """The kid is one call, of a step, an effect or a child that is awaited: it is made if people approve it."""
+
+    kid: Node
+    quorum: int
+    within_ms: int | None
+    recheck: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Repeat(Node):
     kid: Node
     times: int
@@ -201,8 +219,8 @@ class Queue(Several):
 
 @dataclass(frozen=True, slots=True)
 class Foreign(Several):
-    """A hosted section, outside the workflow's loop: the first kid by itself, then the others at once. They are steps
-    and children that are awaited."""
+    """A hosted section, outside the workflow's loop: the first kid by itself, then the others at once. They are steps,
+    effects, calls of these under an approval, and children that are awaited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +253,19 @@ class Program:
         return any(isinstance(node, Effect) for node in self.nodes)
 
     @property
+    def has_requests(self) -> bool:
+        """Whether people are asked for something."""
+        return any(isinstance(node, Ask | Approve) for node in self.nodes)
+
+    @property
     def has_global_effects(self) -> bool:
         """Whether a run may have to wait in memory for another one, which then has to find room there."""
         return any(isinstance(node, Effect) and node.scope == "global" for node in self.nodes)
+
+
+def called(node: Node) -> int:
+    """The number of the node that a call is about: of a child it is what that is to evaluate."""
+    return node.kid.number if isinstance(node, Child) else node.number
 
 
 def kids_of(node: Node) -> Iterator[tuple[str, Node]]:
@@ -297,6 +325,8 @@ class Author:
         self._next = 0
         self._effects = Random(f"effects {seed}")
         self._has_effects = self._effects.random() < 0.3
+        self._requests = Random(f"requests {seed}")
+        self._has_requests = self._requests.random() < 0.2
 
     def program(self) -> Program:
         root = self._node(0)
@@ -338,7 +368,16 @@ class Author:
 
     def step(self, number: int) -> Node:
         step = self._step(number)
-        return self._effect(number, step.ms) if self._has_effects and self._effects.random() < 0.6 else step
+        call = self._effect(number, step.ms) if self._has_effects and self._effects.random() < 0.6 else step
+        is_gated = self._has_requests and step.which != "long" and self._requests.random() < 0.5
+        return self._gated(call) if is_gated else call
+
+    def _gated(self, call: Node) -> Approve:
+        """The call under an approval, which takes its place and its number."""
+        rng = self._requests
+        kid = self._keep(dataclasses.replace(call, number=self._number()))
+        within = rng.choice(PATIENCE_MS) if rng.random() < 0.6 else None
+        return Approve(call.number, kid, rng.choice((1, 1, 1, 2)), within, rng.random() < 0.7)
 
     def _effect(self, number: int, ms: int) -> Effect:
         """In place of a step. Its luck is its own, so that programs without effects are what they were."""
@@ -359,7 +398,11 @@ class Author:
         return Sleep(number, self._ms(), self._chance(0.6))
 
     def receive(self, number: int) -> Node:
-        return Receive(number, self._rng.choice(MESSAGES), self._ms() if self._chance(0.6) else None)
+        receive = Receive(number, self._rng.choice(MESSAGES), self._ms() if self._chance(0.6) else None)
+        rng = self._requests
+        if not self._has_requests or rng.random() < 0.4:
+            return receive
+        return Ask(number, rng.choice(PATIENCE_MS) if rng.random() < 0.6 else None)
 
     def look(self, number: int) -> Node:
         return Look(number, self._rng.choice(("now", "random", "uuid", "patch", "state", "run")))
@@ -389,7 +432,9 @@ class Author:
         if self._children > 4:
             return Sequence(number, self._kids(depth, 1, 2))
         how = self._rng.choices(("await", "start", "cancel", "abandon", "leave"), (50, 20, 10, 10, 10))[0]
-        return Child(number, self._node(depth), how, self._ms())  # type: ignore[arg-type]
+        child = Child(number, self._node(depth), how, self._ms())  # type: ignore[arg-type]
+        is_gated = self._has_requests and how == "await" and self._requests.random() < 0.5
+        return self._gated(child) if is_gated else child
 
     def repeat(self, number: int, depth: int) -> Node:
         return Repeat(number, self._node(max(depth, 3)), self._rng.randint(2, 3))

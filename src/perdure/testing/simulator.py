@@ -27,10 +27,12 @@ from perdure.testing import programs as p
 from perdure.testing import workflows
 from perdure.testing.clients import Clients
 from perdure.testing.clock import FakeClock
+from perdure.testing.consents import Request
 from perdure.testing.faults import HORIZON_MS, Faults, FaultyStore, Plan, make_plan
 from perdure.testing.interpreter import Trace
 from perdure.testing.oracle import judge
 from perdure.testing.outside import Outside, Send
+from perdure.testing.people import People
 from perdure.testing.process import Process, SimulatedLease
 from perdure.testing.witness import Witness
 
@@ -52,7 +54,8 @@ class SimulationFailed(AssertionError):
 
 class Simulator:
     """One program, one schedule. `plan` and `program` replace those of the seed. `open_store`: another store than
-    MemoryStore; called with the clock for each handle on it, as each process would open it."""
+    MemoryStore; called with the clock for each handle on it, as each process would open it. `foresees`: people know
+    what will be asked of them, from a run of the same program in which nothing goes wrong."""
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class Simulator:
         plan: Plan | None = None,
         program: p.Program | None = None,
         open_store: Callable[[Clock], Store] | None = None,
+        foresees: bool = True,
     ) -> None:
         self.seed = seed
         self.program = program or p.write_program(seed)
@@ -71,8 +75,11 @@ class Simulator:
         self._open_store = open_store or _shared_memory(self.clock)
         self.store = self._open_store(self.clock)
         self.witness = Witness(self.program, self.store, self.clock)
+        self.witness.consents.are_clocks_even = not self.plan.clock_off_ms
         self.outside = Outside(Random(f"outside {seed}"), is_kind=self.plan == Plan(self.plan.workers))
         self.clients = Clients(self.program, self.store, self.clock, self._rng, self.witness, self.outside)
+        self.people = People(self.store, self.clock, self.witness, Random(f"people {seed}"))
+        self._foresees = foresees and self.program.has_requests
         self.processes: list[Process] = []
         self._faults = Faults(self.plan, self._rng, self.witness.note)
         self._hiccups = 0.0
@@ -80,7 +87,9 @@ class Simulator:
 
     def run(self) -> Simulator:
         """Let the program run through all that is planned. Raises SimulationFailed."""
+        foreseen = self._foreseen()
         workflows.enter_stage(self)
+        self.people.know(foreseen)
         with _quiet_and_exact():
             try:
                 self._perform()
@@ -89,6 +98,12 @@ class Simulator:
         if self.witness.problems:
             raise SimulationFailed(self.seed, self.witness.problems, self.report())
         return self
+
+    def _foreseen(self) -> list[Request]:
+        if not self._foresees:
+            return []
+        kind = Simulator(self.seed, plan=Plan(1), program=self.program, foresees=False).run()
+        return list(kind.witness.consents.requests.values())
 
     def report(self) -> str:
         """The program, the schedule and what is wrong."""
@@ -123,6 +138,7 @@ class Simulator:
     def sent(self, operation: Operation, node: p.Effect, request: tuple[int, int, int], process: Any) -> Send:
         live = next((live for live in process.host.turns.live.values() if live.run_id == operation.run_id), None)
         is_straggler = self.witness.sending(operation, live, process)
+        self.witness.consents.began(operation.run_id, request, operation.id)
         value = workflows.value_of(self.program, node.number)
         send = self.outside.arrived(
             operation.id, operation.attempt, request, node.kind, value, is_straggler=is_straggler
@@ -258,6 +274,7 @@ class Simulator:
         for process in self._up():
             self._go_on(process)
         self.clients.serve()
+        self.people.serve()
 
     def _is_over(self) -> bool:
         witness = self.witness

@@ -16,6 +16,7 @@ from perdure.runtime.operation import Operation
 from perdure.store.protocol import Append, Change, Done, NewRun, Outcome, RunInfo, Status, Store, Write
 from perdure.testing import programs as p
 from perdure.testing.clock import FakeClock
+from perdure.testing.consents import Consents, Request
 from perdure.testing.interpreter import Trace
 from perdure.testing.workflows import Body
 
@@ -35,7 +36,8 @@ class Actor(Protocol):
 
 class Witness:
     """What was noted, what is durable, which bodies began, and what is wrong. `runs` by rid, in the order of creation;
-    `ended` are those that did; `traces`: what each execution of a run's code saw; `sent`: the messages, as accepted."""
+    `ended` are those that did; `traces`: what each execution of a run's code saw; `sent`: the messages, as accepted;
+    `consents`: what people were asked and said."""
 
     def __init__(self, program: p.Program, store: Store, clock: FakeClock) -> None:
         self.problems: list[str] = []
@@ -44,6 +46,8 @@ class Witness:
         self.ended: set[int] = set()
         self.sent: list[tuple[str, str, int]] = []
         self.on_blocked: Callable[[str], None] = lambda run_id: None
+        self.on_asked: Callable[[Request], None] = lambda request: None
+        self.consents = Consents(program, self.problem)
         self._program, self._store, self._clock = program, store, clock
         self._began_at = clock.now()
         self._lines: list[tuple[int, str]] = []
@@ -84,6 +88,7 @@ class Witness:
 
         What it was asked with must not rest on anything that could still be lost; lazy steps may."""
         call: Call = (body.run_id, body.chapter, body.label)
+        self.consents.began(body.run_id, (body.node, body.digest, body.chapter))
         name = f"{body.label} of {body.run_id}, chapter {body.chapter}, attempt {body.number}"
         self.note(f"body of {name}", who)
         if live is None:
@@ -146,6 +151,9 @@ class Witness:
             label = event.label if isinstance(event, e.Keyed) else ""
             self.note(f"{self.runs[rid]} {row.seq} {row.kind} {label}", who)
             self._take(rid, self.runs[rid], event)
+            self.consents.took(self.runs[rid], row, event)
+            if isinstance(event, e.PersonAsked):
+                self.on_asked(self.consents.requests[event.id])
         if append.change is not None:
             self._changed(rid, append.change, who)
 

@@ -24,6 +24,7 @@ from perdure import (
 from perdure.api.calls import execution_here
 from perdure.engine.execution import Execution
 from perdure.testing import programs as p
+from perdure.testing.consents import APPROVERS
 from perdure.testing.interpreter import ChildHandle, OddError, Trace, evaluate, fold
 from perdure.testing.outside import Outside, Send
 
@@ -273,13 +274,35 @@ async def foreign_code(node: int, chapter: int) -> int:
 
 
 async def _call_of(kid: p.Node, chapter: int) -> int:
+    if not isinstance(kid, p.Approve):
+        value: int = await _made(kid, 0, chapter)
+        return value
+    try:
+        return await _approved(kid, 0, chapter)
+    except (perdure.Rejected, perdure.ApprovalExpired):
+        return -1
+
+
+def _made(kid: p.Node, digest: int, chapter: int) -> Any:
+    """A call, not made yet: of a step, an effect or a child."""
     if isinstance(kid, p.Child):
-        return await simulated.call(kid.kid.number, 0)
+        return simulated.call(kid.kid.number, 0, digest)
     if isinstance(kid, p.Effect):
-        return await call_of_effect(kid, 0, chapter)
+        return call_of_effect(kid, digest, chapter)
     assert isinstance(kid, p.Step)
-    value: int = await STEPS.get(kid.which, plain).call(kid.number, 0, chapter)
+    return STEPS.get(kid.which, plain).call(kid.number, digest, chapter)
+
+
+async def _approved(node: p.Approve, digest: int, chapter: int) -> int:
+    value: int = await perdure.with_approval(
+        _made(node.kid, digest, chapter), by=APPROVERS, quorum=node.quorum, within=_seconds(node.within_ms),
+        recheck=node.recheck,
+    )  # fmt: skip
     return value
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
 
 
 class Durable:
@@ -301,6 +324,13 @@ class Durable:
 
     def effect(self, node: p.Effect, digest: int, chapter: int) -> Awaitable[int]:
         return call_of_effect(node, digest, chapter)
+
+    def ask(self, node: p.Ask, digest: int, chapter: int) -> Awaitable[int]:
+        within = _seconds(node.within_ms)
+        return perdure.ask(f"{node.number} {digest}", type=int, by=APPROVERS, within=within)
+
+    def approve(self, node: p.Approve, digest: int, chapter: int) -> Awaitable[int]:
+        return _approved(node, digest, chapter)
 
     def sleep(self, seconds: float) -> Awaitable[None]:
         return perdure.sleep(seconds)
