@@ -94,8 +94,9 @@ async def handle(claim: str) -> str:
     try:
         async with perdure.saga():
             await perdure.with_approval(
-                charge.call(claim, len(text)), by={"supervisor"}, within=timedelta(days=3), note="as usual"
-            )
+                charge.call(claim, len(text)), by={"supervisor"}, within=timedelta(days=3),
+                premises={"text": read_claim.call(claim)}, note="as usual",
+            )  # fmt: skip
             await transfer(claim, len(text))
     except perdure.Rejected:
         return "rejected"

@@ -63,11 +63,13 @@ def approvals_recheck(app: Application, answer: Answer) -> None:
             )  # fmt: skip
         elif recheck is not None and not isinstance(recheck, ast.Constant):
             answer.unchecked.append(f"{_where(use)}: recheck= is computed")
+        elif use.argument("premises") is None and not use.hides_arguments:
+            answer.seen.append(f"{_where(use)}: time limit and roles are looked at again right before the call")
+            answer.unchecked.append(f"{_where(use)}: whether it rests on facts; it names none (premises=)")
         else:
-            answer.seen.append(f"{_where(use)}: the time limit is looked at again right before the call")
+            answer.seen.append(f"{_where(use)}: its facts, time limit and roles are looked at again before the call")
     if not app.named(*APPROVALS):
         answer.seen.append("nothing is put to people for approval")
-    answer.unchecked.append("facts on which an approval rests (premises): not part of this version")
 
 
 def approvals_expire(app: Application, answer: Answer) -> None:
