@@ -130,7 +130,9 @@ class Past:
             if type(event) is e.StepCompleted and ":" not in event.task:
                 note_completed(event, rows[index].input)
                 continue
-            wants = isinstance(event, e.Heartbeat) or (isinstance(event, e.Keyed) and ":" in event.task)
+            wants = isinstance(event, e.Heartbeat | e.PersonDecided) or (
+                isinstance(event, e.Keyed) and ":" in event.task
+            )  # fmt: skip
             note(event, rows[index].at, self.output(index) if wants else None)
         return known
 
