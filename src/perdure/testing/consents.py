@@ -170,7 +170,7 @@ class Consents:
             return
         if request.used_by not in {"", by}:
             self._problem(f"{by} is made under {request_id}, which {request.used_by} has used up")
-        elif not request.used_by and request.recheck and request.is_over(at):
+        elif not request.used_by and request.recheck and request.is_over(at) and self.are_clocks_even:
             self._problem(f"{by} is made under {request_id}, whose time is over")
         request.used_by = by
 
