@@ -36,6 +36,15 @@ PRINTS = {
         published: an essay about tea
         published
     """,
+    "policy.py 400": "refunded 400 EUR of order 42",
+    "policy.py 4000": """
+        make order 42 right: refund 4000? policy shop version 3, rule 'large refunds' wants to know
+        refunded 4000 EUR of order 42
+    """,
+    "policy.py 40000": """
+        denied by rule 'bounds of a refund': it must keep cents <= 5000, and has cents 40000
+        in the inbox: denied, {'cents': 40000, 'order': '42'}
+    """,
     "chat.py": """
         ['hello', 'answer 1', 'how are you', 'answer 2', 'what is new', 'answer 3']
         2 chapters

@@ -14,6 +14,7 @@ from perdure.cli.doctor import doctor
 from perdure.cli.drill import drill
 from perdure.cli.exits import CommandError, ExitCode, complain
 from perdure.cli.options import JsonOption
+from perdure.cli.policy import policy
 from perdure.cli.show import counted, print_json, say
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ app.command()(doctor)
 app.command()(drill)
 app.command()(check)
 app.command()(diff)
+app.command()(policy)
 
 
 @app.command()

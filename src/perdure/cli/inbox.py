@@ -39,7 +39,9 @@ def list_entries(store: StoreOption = None, json: JsonOption = False) -> ExitCod
         print_json([_json(entry) for entry in entries])
     else:
         print_entries(entries)
-        if any(entry.operation is None and entry.request is None for entry in entries):
+        if any(entry.reason == "denied" for entry in entries):
+            print("of what was denied say that you have seen it: perdure inbox acknowledge RUN --by NAME")
+        if any(entry.operation is None and entry.request is None and entry.reason != "denied" for entry in entries):
             print("decide with: perdure inbox unblock RUN, and one of the choices")
         if any(entry.operation is not None for entry in entries):
             print("of an effect say what became of it: perdure inbox settle RUN, and one of the choices")
@@ -64,7 +66,8 @@ def print_entries(entries: Iterable[InboxEntry]) -> None:
         for name, what in _known(entry):
             print(paragraph(what, " " * 18, f"    {name:<14}"))
         for choice, what in entry.choices.items():
-            option = choice if entry.request is not None else _OPTIONS.get(choice, f"--{choice}")
+            is_command = entry.request is not None or entry.reason == "denied"
+            option = choice if is_command else _OPTIONS.get(choice, f"--{choice}")
             print(paragraph(what, " " * 18, f"    {option:<14}"))
         for what in entry.pending:
             print(paragraph(f"decided, and not read by a worker yet: {what}", "    "))
@@ -83,6 +86,8 @@ def _known(entry: InboxEntry) -> Iterator[tuple[str, str]]:
         yield "budget", entry.budget.account + since
     it = entry.operation
     if it is None:
+        if entry.sent is not None:
+            yield "arguments", short(json_text(entry.sent))
         return
     yield "operation", it.id
     yield "effect", f"{it.action}, key {it.key!r} ({it.downstream.replace('_', ' ')}, risk {it.risk})"
@@ -109,6 +114,11 @@ def _asked(it: RequestSummary) -> Iterator[tuple[str, str]]:
     else:
         yield "about", short(json_text(it.arguments))
         yield "answer", it.type + (f", one of {', '.join(map(json_text, it.answers))}" if it.answers else "")
+    if it.goal or it.scope:
+        scope = ", ".join(f"{name} {value}" for name, value in it.scope.items())
+        yield "its run", f"{it.goal}{' ' if it.goal and scope else ''}{f'(scope: {scope})' if scope else ''}"
+    if it.policy:
+        yield "wanted by", it.policy
     for name, value in it.facts.items():
         yield "rests on", f"{name}: {short(json_text(value))}"
     yield "decided by", (", ".join(it.approvers) or "anybody") + (f"; {it.quorum} persons" if it.quorum > 1 else "")
@@ -393,6 +403,30 @@ def delegate(
 ) -> ExitCode:  # fmt: skip
     """Hand a decision that is yours on to somebody else."""
     return _said(store, json, "delegate", id, to=to, hash=hash, by=by, role=role, comment=comment, run=run)
+
+
+@app.command()
+def acknowledge(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", show_default=False)],
+    by: Annotated[str, typer.Option("--by", help="Who has seen it; it is kept.", show_default=False)],
+    call: Annotated[
+        str | None, typer.Option("--call", help="Which call, as the list names it; default: all.", show_default=False)
+    ] = None,
+    comment: Annotated[str, typer.Option("--comment", help="What is said about it; it is kept.")] = "",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:
+    """Say that you have seen what policies denied in a run. It leaves the list; nothing else changes."""
+
+    async def say_so() -> None:
+        async with Client(opened) as client:
+            await client.acknowledge(run, call=call, by=by, comment=comment)
+
+    with existing_store(store) as opened:
+        asyncio.run(say_so())
+    told = {"run": run, "call": call, "choice": "acknowledge", "by": by}
+    tell(f"what was denied in run {run} has been seen by {by}", told, as_json=json)
+    return ExitCode.OK
 
 
 def _said(url: str | None, json: bool, choice: str, id: str, **given: Any) -> ExitCode:

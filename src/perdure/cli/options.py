@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,6 +23,18 @@ StoreOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 TagOption = Annotated[list[str] | None, typer.Option("--tag", metavar="NAME=VALUE", help="A tag; may be repeated.")]
+GoalOption = Annotated[str, typer.Option("--goal", help="What the run is for, in words.")]
+ScopeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scope", metavar="NAME=VALUE", help="What the run is about, for policies; may be repeated.",
+        show_default=False,
+    ),
+]
+PolicyOption = Annotated[
+    str | None,
+    typer.Option("--policy", metavar="FILE", help="What calls are held to, in TOML.", show_default=False),
+]
 ProvideOption = Annotated[
     str | None,
     typer.Option(
@@ -75,13 +87,31 @@ def any_store(url: str | None) -> Generator[Store, None, None]:
 
 def tags_from(given: Sequence[str] | None) -> dict[str, str]:
     """`NAME=VALUE` as a dict."""
-    tags: dict[str, str] = {}
-    for tag in given or ():
-        name, equals, value = tag.partition("=")
+    return _pairs(given, "--tag")
+
+
+def scope_from(given: Sequence[str] | None) -> dict[str, str]:
+    """`NAME=VALUE` as a dict."""
+    return _pairs(given, "--scope")
+
+
+def _pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for each in given or ():
+        name, equals, value = each.partition("=")
         if not equals or not name:
-            raise CommandError(f"--tag {tag}: write it as NAME=VALUE")
-        tags[name] = value
-    return tags
+            raise CommandError(f"{option} {each}: write it as NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def policy_from(path: str | None) -> Any:
+    """The policy in a file, if one is named."""
+    if path is None:
+        return None
+    from perdure.api.policies import Policy  # only for those who have one
+
+    return Policy.load(path)
 
 
 SECONDS_PER_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}

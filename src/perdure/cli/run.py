@@ -17,7 +17,20 @@ from perdure.api.script import finished, start_or_attach
 from perdure.api.workflow import AnyWorkflow
 from perdure.cli.arguments import call_of
 from perdure.cli.exits import ExitCode, complain
-from perdure.cli.options import JsonOption, ProvideOption, StoreOption, TagOption, any_store, seconds_from, tags_from
+from perdure.cli.options import (
+    GoalOption,
+    JsonOption,
+    PolicyOption,
+    ProvideOption,
+    ScopeOption,
+    StoreOption,
+    TagOption,
+    any_store,
+    policy_from,
+    scope_from,
+    seconds_from,
+    tags_from,
+)
 from perdure.cli.outcome import outcome
 from perdure.cli.show import print_json, say
 from perdure.cli.stopping import run_until_stopped
@@ -48,6 +61,9 @@ def run(
     arg: ArgOption = None,
     id: IdOption = None,
     tag: TagOption = None,
+    goal: GoalOption = "",
+    scope: ScopeOption = None,
+    policy: PolicyOption = None,
     provide: ProvideOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
@@ -59,26 +75,26 @@ def run(
     """
     workflow, known = workflow_at(target)
     call = call_of(workflow, args or (), arg or ())
-    tags = tags_from(tag)
+    tags, stated, held_to = tags_from(tag), scope_from(scope), policy_from(policy)
     with any_store(store) as opened:
         open_ones: list[Runtime] = []
         return run_until_stopped(
-            lambda: _run(opened, call, known, id, tags, provide, open_ones, as_json=json),
+            lambda: _run(opened, call, known, id, tags, goal, stated, held_to, provide, open_ones, as_json=json),
             hint="the same command, or any worker, goes on",
             is_kept=lambda: any(runtime.sees_effects_through for runtime in open_ones),
         )
 
 
 async def _run(
-    store: Store, call: Call[Any], known: Sequence[AnyWorkflow], id: str | None, tags: dict[str, str],
-    provide: str | None, open_ones: list[Runtime], *, as_json: bool,
+    store: Store, call: Call[Any], known: Sequence[AnyWorkflow], id: str | None, tags: dict[str, str], goal: str,
+    scope: dict[str, str], policy: Any, provide: str | None, open_ones: list[Runtime], *, as_json: bool,
 ) -> ExitCode:  # fmt: skip
     async with (
         provided(provide) as clients,
-        Runtime(store, workflows=known, adopt="own", provide=clients) as runtime,
+        Runtime(store, workflows=known, adopt="own", provide=clients, policy=policy) as runtime,
     ):
         open_ones.append(runtime)
-        run = await start_or_attach(runtime, store, call, id, tags=tags)
+        run = await start_or_attach(runtime, store, call, id, tags=tags, goal=goal, scope=scope)
         if run.how != "started":
             complain(f"run {run.id} {'goes on' if run.how == 'attached' else await finished(run)}")
         with _silent_about(run.id):
@@ -106,19 +122,22 @@ def start(
     arg: ArgOption = None,
     id: IdOption = None,
     tag: TagOption = None,
+    goal: GoalOption = "",
+    scope: ScopeOption = None,
     delay: Annotated[str, typer.Option(help="How long to wait before it begins: 30s, 10m, 12h, 7d.")] = "0",
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> ExitCode:
     """Start a workflow, durably, and leave it to the workers. Prints the run's id.
 
-    The same --id, workflow and arguments once more is the same run.
+    The same --id, workflow, arguments and --scope once more is the same run.
     """
     workflow, _ = workflow_at(target)
     call = call_of(workflow, args or (), arg or ())
     tags, seconds = tags_from(tag), seconds_from(delay, option="--delay")
+    stated: dict[str, Any] = {"goal": goal, "scope": scope_from(scope)}
     with any_store(store) as opened:
-        run = asyncio.run(_start(opened, call, id, tags, seconds))
+        run = asyncio.run(_start(opened, call, id, tags, seconds, **stated))
     if json:
         print_json({name: run[name] for name in ("id", "how")})
     else:
@@ -128,7 +147,9 @@ def start(
     return ExitCode.OK
 
 
-async def _start(store: Store, call: Call[Any], id: str | None, tags: dict[str, str], delay: float) -> dict[str, str]:
+async def _start(
+    store: Store, call: Call[Any], id: str | None, tags: dict[str, str], delay: float, **stated: Any
+) -> dict[str, str]:
     async with Client(store) as client:
-        run = await client.start(call, id=id, tags=tags, delay=delay)
+        run = await client.start(call, id=id, tags=tags, delay=delay, **stated)
         return {"id": run.id, "how": run.how, "finished": await finished(run) if run.how == "finished earlier" else ""}

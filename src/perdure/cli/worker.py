@@ -14,10 +14,12 @@ from perdure.api.workflow import AnyWorkflow
 from perdure.cli.exits import ExitCode, Stopped, complain
 from perdure.cli.options import (
     ModelPolicyOption,
+    PolicyOption,
     PromptReleaseOption,
     ProvideOption,
     StoreOption,
     any_store,
+    policy_from,
     seconds_from,
 )
 from perdure.cli.stopping import run_until_stopped
@@ -42,6 +44,7 @@ def worker(
     provide: ProvideOption = None,
     prompt_release: PromptReleaseOption = None,
     model_policy_version: ModelPolicyOption = None,
+    policy: PolicyOption = None,
     guard: Annotated[bool, typer.Option("--guard", help="Checked mode: workflow code that reaches out fails.")] = False,
     store: StoreOption = None,
 ) -> ExitCode:
@@ -60,6 +63,7 @@ def worker(
             "concurrent_steps": steps, "threads": threads, "guard": guard,
             "grace": seconds_from(grace, option="--grace"), "prompt_release": prompt_release,
             "model_policy_version": model_policy_version,
+            "policy": policy_from(policy),
         }  # fmt: skip
         names = ", ".join(sorted(f"{workflow.name}/{workflow.spec.version}" for workflow in workflows))
         greeting = f"worker serves {names} on {opened.url}"
