@@ -19,6 +19,7 @@ STATES: Mapping[str, ApprovalState] = {
     "reject": ApprovalState.REJECTED,
     "answer": ApprovalState.ANSWERED,
     "expired": ApprovalState.EXPIRED,
+    "denied": ApprovalState.WITHDRAWN,
 }
 """What a request has come to, by the choice that stands in the history."""
 LOST = ("unknown_person", "role_not_held", "not_allowed")
