@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.terminal import Terminal
+from tests.cli.terminal import Terminal, until
 
 APP = """\
 import perdure
@@ -132,6 +132,28 @@ def test_what_is_declared_for_all_can_be_said_to_the_check(paid: Terminal) -> No
     assert paid.here("code", "check", "payer.py", "--prompt-release", "June").exit_code == 0
     with paid.begun("worker", "payer.py", "--prompt-release", "") as worker:
         worker.says("a text of 1 to 200")
+
+
+def test_a_worker_that_is_started_paused_leaves_it_to_people_to_go_on(terminal: Terminal) -> None:
+    ids = ["a", "b", "c"]
+    for run_id in ids:
+        terminal.here("start", "app.py:greet", "--id", run_id)
+    with terminal.begun("worker", "app.py", "--paused") as worker:
+        worker.says("worker serves")
+        until(lambda: paused(terminal) == ids, "all are paused")
+        assert terminal.here("runs", "resume", "b").exit_code == 0
+        assert terminal.here("runs", "wait", "b").stdout.strip() == "hello you"
+        assert paused(terminal) == ["a", "c"]
+        done = terminal.here("runs", "resume", "--all", "--json")
+        assert json.loads(done.stdout) == {"runs": ["a", "c"], "asked": "resume"}
+        assert terminal.here("runs", "wait", "c").stdout.strip() == "hello you"
+    assert terminal.here("runs", "resume").exit_code == 2
+    assert terminal.here("runs", "resume", "a", "--all").exit_code == 2
+
+
+def paused(terminal: Terminal) -> list[str]:
+    listed = json.loads(terminal.here("runs", "list", "--json").stdout)
+    return sorted(run["id"] for run in listed if run["reason"] == "paused")
 
 
 def test_diff_shows_both_sides_and_what_it_means(terminal: Terminal) -> None:

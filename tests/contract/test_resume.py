@@ -323,3 +323,47 @@ def test_a_module_without_a_source_starts_runs(on: On, tmp_path: Path) -> None:
             assert await (await runtime.start(module.agent.call(), id="r")).result(timeout=20) == "done"
 
     run_async(main())
+
+
+def test_a_worker_that_is_started_paused_performs_nothing_until_runs_are_resumed(on: On, make: Make) -> None:
+    async def main() -> None:
+        agent = make("")
+        seen: list[str] = agent.spec.function.__globals__["SEEN"]
+        await park(on(agent), agent)
+        async with on() as client:
+            await (await client.get("r")).send("go on")
+        async with perdure.Client(host_store(on)) as client:
+            await client.start(agent.call(), id="new")
+        for _ in range(2):  # after a second incident too
+            async with on(agent, paused=True, evict_after=0) as worker:
+                for run_id in ("r", "new"):
+                    run = await worker.get(run_id)
+                    await eventually(lambda: is_paused(worker, run_id), "it is paused")  # noqa: B023
+                assert seen == ["tea"]
+        async with on(agent, paused=True, evict_after=0) as worker:
+            run = await worker.get("r")
+            await run.resume(by="ann")
+            assert await run.result(timeout=20) == "TEA"
+            (await_new,) = [each for each in await worker.list() if each.id == "new"]
+            assert (await_new.status, await_new.reason) == (Status.WAITING, "paused")
+            new = await worker.get("new")
+            await new.resume()
+            await eventually(lambda: seen.count("tea") == 2)
+            await new.send("other")
+            await worker.drain()
+            await new.send("go on")  # loaded again: it stays resumed
+            assert await new.result(timeout=20) == "TEA"
+            told = [happened.event for happened in await run.history() if isinstance(happened.event, e.RunPaused)]
+            assert [event.by for event in told] == ["a worker that was started paused"]
+
+    run_async(main())
+
+
+def host_store(on: On) -> Any:
+    """The store that the runtimes share."""
+    return on()._given  # pyright: ignore[reportPrivateUsage]
+
+
+async def is_paused(runtime: Runtime, run_id: str) -> bool:
+    summary = await (await runtime.get(run_id)).summary()
+    return summary.reason == "paused"

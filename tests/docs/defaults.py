@@ -120,6 +120,7 @@ DEFAULTS = (
     Default("characters of a secret, at least", scrubbing.CHARACTERS_MIN, "fixed"),
     Default("the same, if it is letters alone", scrubbing.LETTERS_MIN, "fixed"),
     Default("minted secrets that are remembered, to be hidden", scrubbing.PASSING_VALUES_MAX, "fixed"),
+    Default("what a worker takes up is paused", of(_runtime, "paused"), "Runtime(paused=)"),
     Default("checked mode", of(_runtime, "guard"), "Runtime(guard=)"),
     Default("a runtime's policy", of(_runtime, "policy"), "Runtime(policy=)"),
     Default("a workflow's policy", _workflow("policy"), "@workflow(policy=)"),

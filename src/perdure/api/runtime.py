@@ -53,7 +53,8 @@ class Runtime(Client):
     `inbox_webhook`: a `Webhook` that gets the same, signed. Both at least once, tried again when they fail.
     `lease`: how long a worker may be silent before others take over (default 10 s). `concurrent_runs`,
     `concurrent_steps`, `threads`: caps. `evict_after`: how long a waiting run stays in memory (default 1 s). `grace`:
-    how long leaving waits for effects that were sent (default 30 s). `guard`: checked mode (see the docs on
+    how long leaving waits for effects that were sent (default 30 s). `paused`: whatever it takes up from the store is
+    paused, and nothing of it performed, until somebody resumes it. `guard`: checked mode (see the docs on
     determinism). `policy`: what the calls of all runs executed here are held to, beside their workflow's own policy.
     `tools`, `prompt_release`, `model_policy_version`: for all workflows that declare none (see
     `workflow`).
@@ -85,6 +86,7 @@ class Runtime(Client):
         threads: int = 32,
         grace: timedelta | float = 30.0,
         guard: bool = False,
+        paused: bool = False,
         policy: Policy | None = None,
         tools: Tools | None = None,
         prompt_release: str | None = None,
@@ -115,6 +117,7 @@ class Runtime(Client):
             runs_max=concurrent_runs, steps_max=concurrent_steps, threads_max=threads, adopt=adopt,
             provided=_provided(provide), outbox={**_handlers(outbox), **self._told}, guard=guard,
             authority=self._authority, vault=self._vault,
+            paused=paused,
             policy=None if policy is None else _checked_policy(policy),
             spending=rules_from(budgets, prices),
         )  # fmt: skip

@@ -17,7 +17,7 @@ from perdure.audit.effects import Phases, phases
 from perdure.audit.timeline import Moment, timeline
 from perdure.audit.waits import is_held, waits
 from perdure.cli.arguments import message_value
-from perdure.cli.exits import ExitCode, complain
+from perdure.cli.exits import CommandError, ExitCode, complain
 from perdure.cli.inbox import print_entries
 from perdure.cli.options import (
     AppOption,
@@ -30,14 +30,14 @@ from perdure.cli.options import (
     tags_from,
 )
 from perdure.cli.outcome import outcome, waits_line
-from perdure.cli.show import instant, length, moment, print_json, print_table, say, short, tell
+from perdure.cli.show import counted, instant, length, moment, print_json, print_table, say, short, tell
 from perdure.cli.stopping import run_until_stopped
 from perdure.cli.target import spec_among, workflows_at
 from perdure.clock import when
 from perdure.codec import codec_for
 from perdure.errors import UnknownNameError
 from perdure.store import Store
-from perdure.store.protocol import RunInfo, Status
+from perdure.store.protocol import Filter, RunInfo, Status
 
 T = TypeVar("T")
 
@@ -303,9 +303,32 @@ def pause(run: RunArgument, by: ByOption = "", store: StoreOption = None, json: 
 
 
 @app.command()
-def resume(run: RunArgument, by: ByOption = "", store: StoreOption = None, json: JsonOption = False) -> ExitCode:
-    """Let a paused run go on."""
+def resume(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run's id.", show_default=False)] = None,
+    all_runs: Annotated[bool, typer.Option("--all", help="Every run that is paused.")] = False,
+    by: ByOption = "",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:
+    """Let a paused run go on, or all of them."""
+    if (run is None) != all_runs:
+        raise CommandError("name a run, or say --all: one of both")
     with existing_store(store) as opened:
-        asyncio.run(act_on(opened, run, lambda handle: handle.resume(by)))
-    tell(f"asked run {run} to go on", {"run": run, "asked": "resume"}, as_json=json)
+        runs = [run] if run is not None else paused_runs(opened)
+        for each in runs:
+            asyncio.run(act_on(opened, each, lambda handle: handle.resume(by)))
+    if run is not None:
+        tell(f"asked run {run} to go on", {"run": run, "asked": "resume"}, as_json=json)
+    else:
+        tell(f"asked {counted(len(runs), 'run')} to go on", {"runs": runs, "asked": "resume"}, as_json=json)
     return ExitCode.OK
+
+
+def paused_runs(store: Store) -> list[str]:
+    """The ids of all runs that are paused, the oldest first."""
+    found: list[str] = []
+    before: int | None = None
+    while page := store.runs(Filter(status=frozenset({Status.WAITING}), before_rid=before, limit=1_000)):
+        found += [info.run_id for info in page if info.reason == "paused"]
+        before = page[-1].rid
+    return found[::-1]

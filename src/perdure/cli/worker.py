@@ -45,6 +45,9 @@ def worker(
     prompt_release: PromptReleaseOption = None,
     model_policy_version: ModelPolicyOption = None,
     policy: PolicyOption = None,
+    paused: Annotated[
+        bool, typer.Option("--paused", help="Whatever it takes up is paused until `perdure runs resume`.")
+    ] = False,
     guard: Annotated[bool, typer.Option("--guard", help="Checked mode: workflow code that reaches out fails.")] = False,
     store: StoreOption = None,
 ) -> ExitCode:
@@ -60,7 +63,7 @@ def worker(
     with any_store(store) as opened:
         options = {
             "workflows": workflows, "lease": seconds_from(lease, option="--lease"), "concurrent_runs": runs,
-            "concurrent_steps": steps, "threads": threads, "guard": guard,
+            "concurrent_steps": steps, "threads": threads, "guard": guard, "paused": paused,
             "grace": seconds_from(grace, option="--grace"), "prompt_release": prompt_release,
             "model_policy_version": model_policy_version,
             "policy": policy_from(policy),

@@ -95,6 +95,8 @@ class Host:
             guard=options.drive or (_guard() if options.guard else None), stopwatch=options.stopwatch,
             authority=options.authority, policy=options.policy,
         )  # fmt: skip
+        if options.paused:
+            self.turns.pauses_from = clock.now()
         self.silence = Silence(self.turns)
         self.turns.performer.vault = options.vault
         self.turns.on_letters = self.kick

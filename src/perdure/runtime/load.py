@@ -206,6 +206,11 @@ def rebuild(
     return live, partial(past.replay, execution)
 
 
+def was_resumed(store: Store, rid: int, *, since: int) -> bool:
+    """Whether somebody has let the run go on since then, in whichever chapter."""
+    return any(row.kind == "run.resumed" and row.at >= since for row in store.load(rid, from_seq=0).rows)
+
+
 def _waiting(stored: Stored) -> Iterable[Any]:
     if not stored.info.waiting:
         return ()

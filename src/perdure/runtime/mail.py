@@ -168,10 +168,7 @@ def _take_cancel(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
 
 def _take_pause(turns: Turns, live: LiveRun, kind: str, letter: ControlLetter) -> None:
     if kind == "pause" and not live.is_paused:
-        live.is_paused = True
-        live.record(e.RunPaused(letter.by))
-        live.change = turns.parking.change(live)
-        live.silence()
+        turns.parking.pause(live, letter.by)
     elif kind == "resume" and live.is_paused:
         turns.parking.resume(live, letter.by)
 

@@ -50,6 +50,7 @@ class Options(msgspec.Struct, frozen=True):
     spending: Rules = NO_RULES
     compare_all_inputs: bool = False
     guard: bool = False
+    paused: bool = False
     policy: Policy | None = None
     vault: Vault | None = None
     drive: Callable[[LiveRun, Callable[[], None]], None] | None = None

@@ -133,6 +133,13 @@ class Parking:
         )
         return quiet and not self._turns.sections.is_busy(live) and (live.is_parked or not live.held)
 
+    def pause(self, live: LiveRun, by: str) -> None:
+        """Start nothing new in this run until somebody resumes it."""
+        live.is_paused = True
+        live.record(e.RunPaused(by))
+        live.change = self.change(live)
+        live.silence()
+
     def resume(self, live: LiveRun, by: str) -> None:
         """Go on with a paused run."""
         live.is_paused = False

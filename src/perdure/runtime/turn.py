@@ -94,6 +94,8 @@ SLOW_TURN_SECONDS = 0.05
 TURN_THREADS_MAX = 4
 EVENTS_REPLAYED_INLINE_MAX = 2_000
 
+STARTED_PAUSED = "a worker that was started paused"
+
 Catalog = Mapping[tuple[str, int], WorkflowSpec]
 
 
@@ -147,6 +149,7 @@ class Turns:
         self.settling = Settling(self)
         self.transactions = Transactions(self)
         self.live: dict[int, LiveRun] = {}
+        self.pauses_from: int | None = None
         self.on_interruption = self.interrupted
         self.on_standstill: Callable[[int, Standstill], None] = lambda rid, how: None
         self.on_gone: Callable[[LiveRun], None] = lambda _: None
@@ -189,6 +192,8 @@ class Turns:
             live, replay = load.rebuild(
                 claim, self.store, self.catalog, log=warn, compare_all=self.compare_all_inputs
             )
+            is_to_pause = self.pauses_from is not None and not live.is_paused
+            is_to_pause = is_to_pause and not load.was_resumed(self.store, live.rid, since=self.pauses_from or 0)
         except StoreError:
             raise
         except Exception as error:  # whatever goes wrong while a history is read concerns this run alone
@@ -206,6 +211,8 @@ class Turns:
             taken = e.TakenOver(claim.lost_owner or "", claim.lost_how or "left", live.epoch)
             live.execution.known.note_effect(taken, max(self.clock.now(), live.last_at))
             live.record(taken)
+        if is_to_pause:
+            self.parking.pause(live, STARTED_PAUSED)
         if live.entries:
             self.mark(live)
         live.execution.on_interruption = self.on_interruption
@@ -505,6 +512,9 @@ class Turns:
                 execution.block_deadlocked()
         if execution.failure is not None:
             self.parking.park(live, execution.failure.reason, contracts.hint(live, execution.failure, self.store))
+        elif execution.ending is not None and live.is_paused and self.pauses_from is not None:
+            if live.has_something_to_write:  # it ends when somebody resumes it
+                self.mark(live)
         elif execution.ending is not None:
             self.ends.end(live)
         else:
