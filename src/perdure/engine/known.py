@@ -70,6 +70,8 @@ class Known(msgspec.Struct, gc=False):
     """Requests that nobody has decided yet."""
     early: dict[str, list[tuple[e.PersonDecided, bytes | None]]] = {}
     """Decisions about what nobody has asked yet, by the id of the request."""
+    reminded: set[tuple[str, str]] = set()
+    """Requests of which people were told once more, and why."""
     spent: set[str] = set()
     """Approvals that a step or child has used up, or that have lapsed."""
 
@@ -151,6 +153,8 @@ class Known(msgspec.Struct, gc=False):
                 self.requests.pop(event.key, None)
             case e.PersonDecided(is_early=True):
                 self.early.setdefault(event.id, []).append((event, output))
+            case e.PersonReminded():
+                self.reminded.add((event.id, event.what))
             case e.ApprovalSpent():
                 self.spent.add(event.id)
             case _:
@@ -245,7 +249,9 @@ _ABOUT_EFFECTS = frozenset(
 )  # fmt: skip
 
 
-_ABOUT_REQUESTS = frozenset({e.PersonAsked, e.PersonDecided, e.PersonAnswered, e.CallCancelled, e.ApprovalSpent})
+_ABOUT_REQUESTS = frozenset(
+    {e.PersonAsked, e.PersonReminded, e.PersonDecided, e.PersonAnswered, e.CallCancelled, e.ApprovalSpent}
+)
 
 
 def _recorded_step(event: e.StepStarted | e.StepCompleted | e.StepFailed | e.AttemptFailed) -> Recorded:
