@@ -14,6 +14,7 @@ import typer
 
 from perdure.api.client import Client
 from perdure.api.operations import EffectState, OperationSummary
+from perdure.audit.costs import costs, money
 from perdure.audit.verify import verify as verify_store
 from perdure.cli.exits import ExitCode
 from perdure.cli.inbox import operation_json
@@ -21,7 +22,7 @@ from perdure.cli.options import JsonOption, StoreOption, existing_store, seconds
 from perdure.cli.show import counted, moment, print_json, print_table, say, short
 from perdure.clock import when
 from perdure.errors import UnknownNameError
-from perdure.store.protocol import Post
+from perdure.store.protocol import Filter, Post
 
 
 class PostStatus(StrEnum):
@@ -30,6 +31,14 @@ class PostStatus(StrEnum):
     WAITING = "waiting"
     SENT = "sent"
     DEAD = "dead"
+
+
+class CostBy(StrEnum):
+    """What costs are added up by."""
+
+    RUN = "run"
+    STEP = "step"
+    MODEL = "model"
 
 
 app = typer.Typer(no_args_is_help=True, help="Care for the store.")
@@ -187,6 +196,45 @@ def histories(
         print_json({"folder": folder, "files": written})
     else:
         say(tell)
+    return ExitCode.OK
+
+
+@app.command()
+def cost(
+    by: Annotated[CostBy, typer.Option(help="What is added up.")] = CostBy.RUN,
+    run: Annotated[str | None, typer.Option(help="Only this run.", show_default=False)] = None,
+    workflow: Annotated[str | None, typer.Option(help="Only runs of this workflow.", show_default=False)] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only what was used since then: 12h, 30d.", show_default=False)
+    ] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:
+    """Add up what steps and effects said that they used, by run, step or model; and what was not paid again.
+
+    `saved`: what takeovers and restarts found recorded, and delivered instead of paying it again. It is reckoned from
+    histories: of each takeover what the run had used before it, in its chapter. That a run was loaded without one is
+    not in a history, and does not count.
+    """
+    ago = 0.0 if since is None else seconds_from(since, option="--since")
+    since_at = 0 if since is None else time.time_ns() // 1_000 - round(ago * MICROSECONDS)
+    with existing_store(store) as opened:
+        if run is not None and opened.find(run) is None:
+            raise UnknownNameError("run", run, [info.run_id for info in opened.runs(Filter(limit=500))])
+        found = costs(opened, by=by, run_id=run, workflow=workflow, since=since_at)
+    if json:
+        print_json([
+            {"name": each.name, "calls": each.calls, "attempts": each.attempts, "tokens": each.used.tokens,
+             "cost": money(each.used.cost), "saved_calls": each.saved_calls, "saved_tokens": each.saved.tokens,
+             "saved_cost": money(each.saved.cost)} for each in found
+        ])  # fmt: skip
+    else:
+        columns = (str(by), "calls", "attempts", "tokens", "cost", "saved calls", "saved tokens", "saved cost")
+        rows = [
+            (each.name, str(each.calls), str(each.attempts), f"{each.used.tokens:,}", money(each.used.cost),
+             str(each.saved_calls), f"{each.saved.tokens:,}", money(each.saved.cost)) for each in found
+        ]  # fmt: skip
+        print_table(columns, rows, empty="nobody said that anything was used")
     return ExitCode.OK
 
 

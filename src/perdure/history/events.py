@@ -479,7 +479,7 @@ class RunBlocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.bloc
 
 class RunUnblocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.unblocked"):
     """A person decided. `choice`: retry, value or fail; with a value or failure for the call `task`, `n`. Or the code
-    did, by cancelling that call."""
+    did, by cancelling that call. Of a call that was over budget: raise_budget, or go_on, with its next attempt."""
 
     choice: str
     by: str = ""

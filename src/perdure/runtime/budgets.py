@@ -11,7 +11,7 @@ The rules are `perdure.gates.budget`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -169,8 +169,9 @@ class Budgets:
         """Others have spent what this call wants: nothing of this append is written. All of it goes again, without that
         reservation."""
         written, key = live.landed(), outcome.call
-        entries = [entry for entry in written.entries if not _is_about(entry.event, key)]
-        live.entries = [entry for entry in live.entries if not _is_about(entry.event, key)]
+        place = next(n for n, entry in enumerate(written.entries) if _reserves(entry.event, key))
+        entries = [*written.entries[:place], *_but_settling(written.entries[place + 1 :], key)]
+        live.entries = _but_settling(live.entries, key)
         waiting = [_waiting(then, self._go_on, key) for then in written.then]
         then = tuple(then for then, flight in zip(written.then, waiting, strict=True) if flight is None)
         live.take_back(msgspec.structs.replace(written, entries=entries, then=then))
@@ -219,11 +220,10 @@ class Budgets:
         for reserved in list(account.open.values()):
             if reserved.key in live.flights:
                 continue
-            of = (*reserved.key, reserved.name, reserved.use, reserved.attempt)
-            if self._has_begun(live, reserved):
-                self._spend(live, e.BudgetSpent(*of, spent_of(reserved, ()), how="interrupted"), reserved)
-            else:
-                self._spend(live, e.BudgetSpent(*of, how="not_begun"), reserved)
+            entry = settled(reserved, has_begun=self._has_begun(live, reserved))
+            account.note(entry.event)
+            live.entries.append(entry)
+            self._turns.mark(live)
 
     def _has_begun(self, live: LiveRun, reserved: e.BudgetReserved) -> bool:
         if not reserved.is_effect:
@@ -241,10 +241,7 @@ class Budgets:
         return live.account.carried()
 
     def _spend(self, live: LiveRun, event: e.BudgetSpent, reserved: e.BudgetReserved | None) -> None:
-        shares = () if reserved is None else reserved.shares
-        back = NOTHING if reserved is None else NOTHING - reserved.amount
-        spending = tuple(Movement(*at, event.key, used=event.amount, held=back) for at in shares)
-        live.entries.append(Entry(event, spending=spending))
+        live.entries.append(Entry(event, spending=_movements(event, reserved)))
         if live.account is not None:
             live.account.note(event)
         self._turns.mark(live)
@@ -332,6 +329,22 @@ class Budgets:
         self._turns.effects.record(live, event, row, raw=raw, output=output, delivers=True)
 
 
+def settled(reserved: e.BudgetReserved, *, has_begun: bool) -> Entry:
+    """What is recorded of an attempt of which nobody will hear: it counts as reserved, if it has begun."""
+    of = (*reserved.key, reserved.name, reserved.use, reserved.attempt)
+    amount, how = (spent_of(reserved, ()), "interrupted") if has_begun else (NOTHING, "not_begun")
+    event = e.BudgetSpent(*of, amount, how=how)
+    return Entry(event, spending=_movements(event, reserved))
+
+
+def _movements(event: e.BudgetSpent, reserved: e.BudgetReserved | None) -> tuple[Movement, ...]:
+    """How the accounts that runs share change when an attempt is settled."""
+    if reserved is None:
+        return ()
+    back = NOTHING - reserved.amount
+    return tuple(Movement(*at, event.key, used=event.amount, held=back) for at in reserved.shares)
+
+
 def _estimated(ask: Any) -> Usage | None:
     """What the author says that this call will use."""
     spec = ask.spec
@@ -345,9 +358,13 @@ def _estimated(ask: Any) -> Usage | None:
     return usage
 
 
-def _is_about(event: e.Event, key: Key) -> bool:
-    """Whether it is the reservation of this call, or takes it back."""
-    return isinstance(event, e.BudgetReserved | e.BudgetSpent) and event.key == key
+def _reserves(event: e.Event, key: Key) -> bool:
+    return isinstance(event, e.BudgetReserved) and event.key == key
+
+
+def _but_settling(entries: Iterable[Entry], key: Key) -> list[Entry]:
+    """Without what takes back a reservation of this call that was not made."""
+    return [entry for entry in entries if not (isinstance(entry.event, e.BudgetSpent) and entry.event.key == key)]
 
 
 def _waiting(then: Any, go_on: Any, key: Key) -> Any:
@@ -356,4 +373,4 @@ def _waiting(then: Any, go_on: Any, key: Key) -> Any:
     return then.args[0] if is_it else None
 
 
-__all__ = ["Budgets"]
+__all__ = ["Budgets", "settled"]

@@ -260,14 +260,14 @@ def _decide_about_budget(turns: Turns, live: LiveRun, letter: ControlLetter, key
 def _try_again(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:
     """A call that was stuck is made, where it has not been made again anyway since the run was loaded."""
     ask = live.execution.open.get(key)
-    _unblocked(turns, live, letter, key)
+    _unblocked(turns, live, letter, key, "go_on" if letter.choice == "retry" else letter.choice)
     if turns.sections.has_asked(live, key) if ask is None else not live.is_to_perform(ask):
         live.then += (partial(turns.perform_again, live, key),)
 
 
-def _unblocked(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:
+def _unblocked(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key, choice: str = "") -> None:
     blocked = live.blocked_calls[key]
-    unblocked = e.RunUnblocked(letter.choice, letter.by, *key, letter.reason, blocked.name, blocked.use)
+    unblocked = e.RunUnblocked(choice or letter.choice, letter.by, *key, letter.reason, blocked.name, blocked.use)
     live.note_unblocked(unblocked)
     live.record(unblocked)
     live.change = turns.parking.change(live)

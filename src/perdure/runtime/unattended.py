@@ -13,10 +13,12 @@ from perdure.decisions import Happening
 from perdure.engine.calls import Key
 from perdure.engine.known import ABOUT_REQUESTS, MOVES_EFFECTS, Known, Standing, standings
 from perdure.errors import OperationOpen
+from perdure.gates.budget import Account
 from perdure.history import events as e
 from perdure.history.chain import link
 from perdure.ledger import EffectState
 from perdure.runtime import mail
+from perdure.runtime.budgets import settled
 from perdure.runtime.effects import given_up_entry
 from perdure.runtime.live import Entry
 from perdure.store.protocol import Append, Change, Done, Moved, Outcome, Row, RunInfo, Status, Store
@@ -48,7 +50,10 @@ def end_by_force(store: Store, run_id: str, *, retry_after: tuple[float, ...], n
 
 def _end(store: Store, info: RunInfo, now: int) -> Outcome:
     rows = store.load(info.rid).rows
-    entries = [*_given_up(store, info, rows, now), *_withdrawn(store, rows, now), Entry(e.RunCancelled(forced=True))]
+    entries = [
+        *_given_up(store, info, rows, now), *_withdrawn(store, rows, now), *_settled(rows),
+        Entry(e.RunCancelled(forced=True)),
+    ]  # fmt: skip
     change = Change(
         status=Status.CANCELLED, reason="", hint="", waiting=b"", release=True,
         ending=mail.ending(Status.CANCELLED, mail.CANCELLED),
@@ -58,6 +63,7 @@ def _end(store: Store, info: RunInfo, now: int) -> Outcome:
         os.urandom(16), info.rid, info.epoch, rows[-1].seq + 1, tuple(_rows_after(rows[-1], entries, now)),
         change=change, letters=letters, effects=tuple(entry.ledger for entry in entries if entry.ledger is not None),
         approvals=tuple(entry.approval for entry in entries if entry.approval is not None),
+        spending=tuple(movement for entry in entries for movement in entry.spending),
     )  # fmt: skip
     return store.commit([append])[0]
 
@@ -111,6 +117,17 @@ def _withdrawn(store: Store, rows: Iterable[Row], now: int) -> Iterator[Entry]:
         found = store.approval(asked.id)
         withdrawn = None if found is None else found.moved(Happening.WITHDRAWN, now=now)
         yield Entry(e.CallCancelled(*asked.key, asked.name, asked.use), approval=withdrawn)
+
+
+def _settled(rows: Iterable[Row]) -> Iterator[Entry]:
+    """What was reserved for attempts of which nobody heard again: it may have been used. No effect is among them that
+    may have been sent; what is reserved for others was for attempts that never began."""
+    account = Account()
+    for row in rows:
+        if row.kind.startswith("budget."):
+            account.note(e.decode(row.envelope))
+    for reserved in list(account.open.values()):
+        yield settled(reserved, has_begun=not reserved.is_effect)
 
 
 def _children_left(rows: Iterable[Row]) -> list[str]:

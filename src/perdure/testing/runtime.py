@@ -240,8 +240,9 @@ class RuntimeUnderTest(Runtime):
         finally:
             if waiter is not None:
                 self._waiters.remove(waiter)
-            if not self._waiters:
+            if not self._waiters and self._skipping is not None:
                 self._skipping.cancel()
+                self._skipping = None  # whoever waits next, in this moment even, has time skipped again
 
     def _skipping_ended(self, skipping: asyncio.Future[None]) -> None:
         if not skipping.cancelled() and (problem := skipping.exception()) is not None:
