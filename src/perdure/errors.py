@@ -93,11 +93,11 @@ class NotDurableError(UsageError):
 
 class SecretNotAllowed(UsageError):
     """A secret that the step does not declare (`@step(secrets={...})`), or that a policy keeps from it. `secret` is its
-    name."""
+    name; `policy` that of the policy, whose refusal comes before the body: nothing was sent."""
 
-    def __init__(self, message: str, secret: str = "") -> None:
+    def __init__(self, message: str, secret: str = "", policy: str = "") -> None:
         super().__init__(message)
-        self.secret = secret
+        self.secret, self.policy = secret, policy
 
 
 class EncodeError(UserCodeError):

@@ -516,3 +516,45 @@ def test_a_look_up_and_an_undoing_may_have_what_the_effect_may() -> None:
 
 def test_the_public_names() -> None:
     assert secrets.__all__ == ["Environment", "File", "Minted", "Provider", "SecretRequest"]
+
+
+# ── policies ────────────────────────────────────────────────────────────────────────────────
+
+
+def policy_for(**secrets: list[str]) -> Any:
+    return perdure.Policy(name="shop", version=3, secrets=secrets)
+
+
+@pytest.mark.parametrize("of", ["runtime", "workflow"])
+def test_a_policy_says_which_steps_may_have_a_secret(of: str) -> None:
+    policy = policy_for(stripe=["charge_in_a_thread"])
+
+    @workflow(policy=policy if of == "workflow" else None)
+    async def held_to_it() -> list[str]:
+        got = [await charge_in_a_thread.call("7")]
+        try:
+            await charge("7")
+        except SecretNotAllowed as no:
+            got += [no.policy, no.secret]
+        return got
+
+    async def main() -> list[str]:
+        provider = Provider(lambda name: f"value-of-{name}")
+        async with RuntimeUnderTest(secrets=[provider], policy=policy if of == "runtime" else None) as runtime:
+            return await (await runtime.start(held_to_it.call(), id="r")).result()
+
+    assert run_async(main()) == ["7", "shop", "stripe"]
+    assert SEEN == ["value-of-stripe"]
+
+
+def test_an_effect_that_a_policy_keeps_from_its_secret_was_not_sent() -> None:
+    async def main() -> list[str]:
+        provider, policy = Provider(lambda name: f"value-of-{name}"), policy_for(stripe=["charge"])
+        async with RuntimeUnderTest(secrets=[provider], policy=policy) as runtime:
+            run = await runtime.start(refunds.call("7"), id="r")
+            with pytest.raises(SecretNotAllowed, match="policy shop version 3"):
+                await run.result()
+            return [event.kind for event in await run.history()]
+
+    assert "effect.in_doubt" not in run_async(main())
+    assert SEEN == []

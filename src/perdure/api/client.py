@@ -403,7 +403,7 @@ class Client:
         self._given = store
         self._authority = authority_of(authority)
         self._clock: Clock = clock or SystemClock()
-        self._vault = None if secrets == () and scrub is None else _vault_of(secrets, scrub, self._clock.now)
+        self._vault = None if scrub is None and secrets in ((), []) else _vault_of(secrets, scrub, self._clock.now)
         self._workflows = _by_key(workflows)
         self._open: Store | None = None
         self._loop: asyncio.AbstractEventLoop

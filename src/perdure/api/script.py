@@ -41,6 +41,8 @@ def run(
     goal: str = "",
     scope: Mapping[str, str] | None = None,
     policy: Policy | None = None,
+    secrets: Iterable[Any] = (),
+    scrub: Iterable[Any] | Mapping[str, Any] | None = None,
 ) -> R:
     """Execute a workflow here, to its end, and give its result, or raise what it raised.
 
@@ -48,7 +50,8 @@ def run(
     there is none, a new one is started. With an id it is that run, finished or not. Ctrl-C leaves the run as it is: it
     goes on the next time. Runs of others in the store are let be.
 
-    `goal`, `scope`: see `Client.start`; another scope is another run. `policy`: see `Runtime`.
+    `goal`, `scope`: see `Client.start`; another scope is another run. `policy`, `secrets`,
+    `scrub`: see `Runtime`.
 
     Known to it are the call's workflow and those that its code names, besides `workflows`. RunBlockedError when the run
     is parked, unless `wait_blocked`. UsageError under a running event loop: `await runtime.start(...)` there.
@@ -63,7 +66,10 @@ def run(
     clock = SystemClock()
     opened = store_from(store, clock)
     try:
-        runtime = Runtime(opened, workflows=known, adopt="own", provide=provide, policy=policy, clock=clock)
+        runtime = Runtime(
+            opened, workflows=known, adopt="own", provide=provide, policy=policy, secrets=secrets, scrub=scrub,
+            clock=clock,
+        )  # fmt: skip
         start = partial(start_or_attach, runtime, opened, call, id, goal=goal, scope=scope)
         return asyncio.run(_run(runtime, start, wait_blocked=wait_blocked))
     finally:

@@ -43,6 +43,14 @@ ProvideOption = Annotated[
         show_default=False,
     ),
 ]
+SecretsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="app.py:FUNCTION",
+        help="Where secrets come from: the list of providers (perdure.secrets) that this function returns.",
+        show_default=False,
+    ),
+]
 AppOption = Annotated[
     str | None,
     typer.Option(

@@ -23,6 +23,7 @@ from perdure.cli.options import (
     PolicyOption,
     ProvideOption,
     ScopeOption,
+    SecretsOption,
     StoreOption,
     TagOption,
     any_store,
@@ -34,7 +35,7 @@ from perdure.cli.options import (
 from perdure.cli.outcome import outcome
 from perdure.cli.show import print_json, say
 from perdure.cli.stopping import run_until_stopped
-from perdure.cli.target import provided, workflow_at
+from perdure.cli.target import provided, providers, workflow_at
 from perdure.store import Store
 
 TargetArgument = Annotated[
@@ -65,6 +66,7 @@ def run(
     scope: ScopeOption = None,
     policy: PolicyOption = None,
     provide: ProvideOption = None,
+    secrets: SecretsOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> ExitCode:
@@ -79,7 +81,10 @@ def run(
     with any_store(store) as opened:
         open_ones: list[Runtime] = []
         return run_until_stopped(
-            lambda: _run(opened, call, known, id, tags, goal, stated, held_to, provide, open_ones, as_json=json),
+            lambda: _run(
+                opened, call, known, id, tags, goal, stated, held_to, provide, providers(secrets), open_ones,
+                as_json=json,
+            ),
             hint="the same command, or any worker, goes on",
             is_kept=lambda: any(runtime.sees_effects_through for runtime in open_ones),
         )
@@ -87,11 +92,14 @@ def run(
 
 async def _run(
     store: Store, call: Call[Any], known: Sequence[AnyWorkflow], id: str | None, tags: dict[str, str], goal: str,
-    scope: dict[str, str], policy: Any, provide: str | None, open_ones: list[Runtime], *, as_json: bool,
+    scope: dict[str, str], policy: Any, provide: str | None, secrets: Sequence[Any],
+    open_ones: list[Runtime], *, as_json: bool,
 ) -> ExitCode:  # fmt: skip
     async with (
         provided(provide) as clients,
-        Runtime(store, workflows=known, adopt="own", provide=clients, policy=policy) as runtime,
+        Runtime(
+            store, workflows=known, adopt="own", provide=clients, policy=policy, secrets=secrets
+        ) as runtime,
     ):
         open_ones.append(runtime)
         run = await start_or_attach(runtime, store, call, id, tags=tags, goal=goal, scope=scope)

@@ -115,6 +115,18 @@ def provider(target: str | None) -> Callable[[], Providing]:
     return lambda: _provided(target, function)
 
 
+def providers(target: str | None) -> list[Any]:
+    """The providers of secrets that the function at `target` returns. CommandError if they cannot be had."""
+    if target is None:
+        return []
+    try:
+        return list(function_at(target, "secrets", "--secrets names one that returns a list of providers")())
+    except CommandError:
+        raise
+    except Exception as error:  # whose words may hold anything
+        raise CommandError(f"{target} cannot name providers of secrets: {type(error).__name__}") from error
+
+
 @contextlib.asynccontextmanager
 async def _provided(target: str | None, function: Callable[[], Any] | None) -> AsyncGenerator[Mapping[type, Any]]:
     async with contextlib.AsyncExitStack() as stack:

@@ -17,13 +17,14 @@ from perdure.cli.options import (
     PolicyOption,
     PromptReleaseOption,
     ProvideOption,
+    SecretsOption,
     StoreOption,
     any_store,
     policy_from,
     seconds_from,
 )
 from perdure.cli.stopping import run_until_stopped
-from perdure.cli.target import provided, workflows_at
+from perdure.cli.target import provided, providers, workflows_at
 from perdure.store import Store
 
 log = logging.getLogger("perdure")
@@ -42,6 +43,7 @@ def worker(
     threads: Annotated[int, typer.Option(min=1, help="How many of them in threads (`def` steps).")] = 32,
     grace: Annotated[str, typer.Option(help="How long leaving waits for effects that were sent.")] = "30s",
     provide: ProvideOption = None,
+    secrets: SecretsOption = None,
     prompt_release: PromptReleaseOption = None,
     model_policy_version: ModelPolicyOption = None,
     policy: PolicyOption = None,
@@ -65,7 +67,7 @@ def worker(
             "workflows": workflows, "lease": seconds_from(lease, option="--lease"), "concurrent_runs": runs,
             "concurrent_steps": steps, "threads": threads, "guard": guard, "paused": paused,
             "grace": seconds_from(grace, option="--grace"), "prompt_release": prompt_release,
-            "model_policy_version": model_policy_version,
+            "model_policy_version": model_policy_version, "secrets": providers(secrets),
             "policy": policy_from(policy),
         }  # fmt: skip
         names = ", ".join(sorted(f"{workflow.name}/{workflow.spec.version}" for workflow in workflows))

@@ -15,7 +15,7 @@ of the arguments counts, where a step declares that; `kept` is False where only 
 # `import perdure`.
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, cast, get_args
 
 import msgspec
 
@@ -612,7 +612,7 @@ NAMES = frozenset(
     {
         "workflow", "parent", "task", "name", "operation", "business_key", "approval", "how", "undoes", "answer",
         "run_id", "on_cancel", "status", "message", "kind", "id", "hash", "choice", "refused", "call", "patch",
-        "previous",
+        "previous", "account", "budget", "unit", "prices", "unused",
     }
 )  # fmt: skip
 """What of an event tells which call, run, effect or kind it is about. Such are made of what everybody may read (the
@@ -621,12 +621,21 @@ codec refuses them where they are made); any other text may hold what is never r
 
 def without_secrets(event: Event) -> Event:
     """The event as it may be recorded; itself where nothing of it is to be hidden."""
-    changes: dict[str, str] = {}
-    for name in event.__struct_fields__:
-        text = getattr(event, name)
-        if isinstance(text, str) and name not in NAMES and hidden_text(text) != text:
-            changes[name] = hidden_text(text)
-    return msgspec.structs.replace(event, **changes) if changes else event
+    return cast("Event", _without_secrets(event))
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, str):
+        return hidden_text(value)
+    if isinstance(value, tuple):
+        items: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]
+        hidden = [_without_secrets(item) for item in items]
+        return value if hidden == items else tuple(hidden)  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(value, msgspec.Struct):
+        return value
+    given = {name: getattr(value, name) for name in value.__struct_fields__ if name not in NAMES}
+    changes = {name: hidden for name, item in given.items() if (hidden := _without_secrets(item)) != item}
+    return msgspec.structs.replace(value, **changes) if changes else value
 
 
 def readable(envelope: bytes, kind: str) -> Event | None:

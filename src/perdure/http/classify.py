@@ -306,6 +306,8 @@ def classify(error: BaseException, *, now: int) -> Failure:
 def _verdict(link: BaseException, now: int) -> Failure | None:
     if isinstance(link, errors.SecretUnavailable):  # the body was not called
         return Failure(Kind(link.kind), Sent.NOT_SENT, str(link))
+    if isinstance(link, errors.SecretNotAllowed) and link.policy:
+        return Failure(Kind.FINAL, Sent.NOT_SENT, str(link))
     rule = _by_base(VERDICTS, link)
     if rule is None:
         return None

@@ -35,6 +35,7 @@ from perdure.runtime.retrying import Again, next_attempt
 from perdure.runtime.threads import DaemonThreads
 
 if TYPE_CHECKING:
+    from perdure.gates.policy import Policy
     from perdure.gates.ruling import Use as Counted
     from perdure.runtime.vault import Vault
 
@@ -137,6 +138,7 @@ class Performer:
         self._steps_max = steps_max
         self.provided = provided
         self.vault: Vault | None = None
+        self.policies: Callable[[LiveRun], tuple[Policy, ...]] = _no_policies
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._threads = DaemonThreads(threads_max, "perdure-step")
@@ -261,7 +263,7 @@ class Performer:
         """Fetch the secrets that are declared for a body, into the context in which it begins."""
         from perdure.runtime.vault import unlock
 
-        await unlock(self.vault, flight, number, self._clock.now())
+        await unlock(self.vault, flight, number, self._clock.now(), self.policies(flight.live))
 
     def failure_of(self, flight: Flight, error: BaseException, now: int) -> Failure:
         """What the failure of a body means. One that was refused with a secret that is not good any more is worth
@@ -623,6 +625,11 @@ def _raise(live: LiveRun, error: Exception) -> None:
 def _passes(flight: Flight) -> bool:
     """There are no policies."""
     return True
+
+
+def _no_policies(live: LiveRun) -> tuple[Policy, ...]:
+    """None applies."""
+    return ()
 
 
 def _always() -> bool:

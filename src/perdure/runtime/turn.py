@@ -141,6 +141,7 @@ class Turns:
         )
         self.performer.on_escape = self.contain
         self.performer.gate = self._may_begin
+        self.performer.policies = self._policies
         self.policy = policy
         self._gates: Gates | None = None
         self.budgets = Budgets(self, spending)
@@ -176,6 +177,10 @@ class Turns:
 
             self._gates = Gates(self, self.policy)
         return self._gates
+
+    def _policies(self, live: LiveRun) -> tuple[Policy, ...]:
+        """Those that a run's calls have to pass."""
+        return self.gates.policies(live)
 
     def _may_begin(self, flight: Flight) -> bool:
         return self.gates.step(flight)

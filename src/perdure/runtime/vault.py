@@ -17,7 +17,8 @@ import msgspec
 from perdure.clock import MICROSECONDS
 from perdure.codec.exceptions import place_of
 from perdure.codec.scrubbing import Pattern, Source, too_plain
-from perdure.errors import SecretUnavailable, UsageError, UserCodeError
+from perdure.errors import SecretNotAllowed, SecretUnavailable, UsageError, UserCodeError
+from perdure.gates.policy import Policy, allows_secret
 from perdure.http.classify import classify
 from perdure.http.evidence import http_status, links
 from perdure.runtime.attempt import UNLOCKED, Unlocked
@@ -28,6 +29,7 @@ from perdure.store.guarded import guarded
 from perdure.store.protocol import Store
 
 if TYPE_CHECKING:
+    from perdure.engine.calls import StepAsk
     from perdure.runtime.performer import Flight
 
 KEPT_MICROSECONDS = 300 * MICROSECONDS
@@ -174,9 +176,13 @@ class Vault:
         return bool(stale)
 
 
-async def unlock(vault: Vault | None, flight: Flight, number: int, now: int) -> None:
-    """Fetch what a step declares, for the body that begins in this context."""
+async def unlock(
+    vault: Vault | None, flight: Flight, number: int, now: int, policies: Iterable[Policy] = ()
+) -> None:
+    """Fetch what a step declares, for the body that begins in this context. SecretNotAllowed if a policy is against."""
     ask, info = flight.ask, flight.live.info
+    for policy in policies:
+        _refuse_against(policy, ask)
     life = (flight.deadline - now) / MICROSECONDS
     requests = [
         SecretRequest(
@@ -186,6 +192,13 @@ async def unlock(vault: Vault | None, flight: Flight, number: int, now: int) -> 
         for name, scope in ask.spec.secrets.items()
     ]  # fmt: skip
     UNLOCKED.set(await (vault or Vault((), (), lambda: now)).unlock(requests))
+
+
+def _refuse_against(policy: Policy, ask: StepAsk) -> None:
+    for name in ask.spec.secrets:
+        if not allows_secret(policy, ask.name, name):
+            told = f"policy {policy.name} version {policy.version} does not let {ask.name} have secret {name!r}"
+            raise SecretNotAllowed(f"{told}; its body was not called", name, policy.name)
 
 
 async def _in_thread(function: Callable[[Any], Any], argument: Any) -> Any:
