@@ -16,10 +16,18 @@ import msgspec
 
 from perdure.decisions import Decision
 from perdure.history import events as e
-from perdure.store.protocol import Done, Ended, Missing, Outcome, Row
+from perdure.store.protocol import Done, Ended, Missing, Outcome, Row, Store
 from perdure.testing import programs as p
 
 APPROVERS = ("ann", "bo")
+STANDINGS: Mapping[str, tuple[str, ...]] = {
+    "": ("pending",),
+    "approve": ("approved", "lapsed"),
+    "reject": ("rejected",),
+    "answer": ("answered",),
+    "expired": ("expired",),
+    "withdrawn": ("withdrawn",),
+}
 CHOICES: Mapping[str, tuple[str, ...]] = {"approval": ("approve", "reject"), "question": ("answer",)}
 
 
@@ -58,6 +66,13 @@ class Request:
         said = [each.decision.choice for each in self.counted]
         final = next((choice for choice in said if choice != "approve"), "")
         return final or ("approve" if len(said) >= self.quorum else "")
+
+    @property
+    def standings(self) -> tuple[str, ...]:
+        """What may stand in the table of approvals."""
+        if self.used_by:
+            return (f"used by {self.used_by}",)
+        return STANDINGS["withdrawn" if self.is_withdrawn else self.told]
 
     def counts(self, decision: Decision, at: int) -> bool:
         return (
@@ -188,11 +203,16 @@ class Consents:
         elif operation and operation not in [each.used_by for each in good]:
             self._problem(f"operation {operation} of {run_id} is sent, and has used no approval up: {good}")
 
-    def lost(self) -> Iterator[str]:
-        """In the end: what people decided and nobody was told."""
+    def wrong_in(self, store: Store) -> Iterator[str]:
+        """In the end: what people decided and nobody was told, and rows that say something else than happened."""
         for request in self.requests.values():
             if request.outcome and request.is_open:
                 yield f"{request.id} of {request.run_id} was decided ({request.outcome}), and nobody was told"
+            row = store.approval(request.id)
+            said = "nothing" if row is None else f"{row.status} by {row.used_by}".removesuffix(" by ")
+            if said not in request.standings:
+                happened = " or ".join(request.standings)
+                yield f"{request.id} of {request.run_id} is {said} by the table, and {happened} by what happened"
 
 
 def _call_of(arguments: Mapping[str, int]) -> tuple[int, int, int]:

@@ -35,8 +35,8 @@ ENDINGS: dict[type[e.Event], Status] = {
 def judge(simulator: Simulator) -> None:
     """Look at every run; what is wrong is told as problems of the simulator."""
     check_accounts(simulator.store, simulator.outside, list(simulator.witness.runs), simulator.witness.problem)
-    for lost in simulator.witness.consents.lost():
-        simulator.witness.problem(lost)
+    for wrong in simulator.witness.consents.wrong_in(simulator.store):
+        simulator.witness.problem(wrong)
     observed = list(simulator.witness.traces)
     for rid in simulator.witness.runs:
         _Judge(simulator, simulator.store.load(rid, from_seq=0), observed).judge()
