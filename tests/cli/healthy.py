@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -37,9 +36,9 @@ async def provide() -> AsyncGenerator[dict[type, object]]:
         yield {httpx.AsyncClient: client, Post: Post()}
 
 
-@step(retry=perdure.Retry(max_attempts=5), timeout=60)
+@step(retry=perdure.Retry(max_attempts=5), timeout=60, secrets={"claims-token"})
 async def read_claim(claim: str) -> str:
-    headers = {"Authorization": os.environ["CLAIMS_TOKEN"]}
+    headers = {"Authorization": perdure.secret("claims-token")}
     answer = await perdure.use(httpx.AsyncClient).get(f"/claims/{claim}", headers=headers)
     return answer.text
 

@@ -120,7 +120,7 @@ BROKEN: list[tuple[str, str, str, str]] = [
     ("approvals-recheck", 'note="as usual"', "recheck=False", "recheck=False"),
     ("approvals-expire", 'within=timedelta(days=3),\n', "", "can be given for ever"),
     ("approvals-expire", "within=timedelta(days=3)", "within=None", "can be given for ever"),
-    ("secrets", 'note="as usual"', f'note="{SK}"', "a key of a model's provider"),
+    ("secrets", 'note="as usual"', f'note="{SK}"', "it looks like a model-key"),
     ("secrets", "async def read_claim(claim: str)", "async def read_claim(claim: str, api_key: str = '')", "'api_key'"),
     ("secrets", "timeout=10)", "timeout=10, auth_token='hunter2-and-more')", "the value of auth_token="),
     ("credentials", *before_all('TOKEN = os.environ["CLAIMS_TOKEN"]'), "kept for ever"),
@@ -131,7 +131,7 @@ BROKEN: list[tuple[str, str, str, str]] = [
     ("timeouts", *in_read("    urllib.request.urlopen('http://127.0.0.1:9')\n"), "urlopen() has no timeout"),
 ]  # fmt: skip
 
-MORE_IMPORTS = "import asyncio\nimport urllib.request\nimport uuid\n\nimport openai\nimport stamina\n"
+MORE_IMPORTS = "import asyncio\nimport os\nimport urllib.request\nimport uuid\n\nimport openai\nimport stamina\n"
 STANDS_FOR = {
     # nothing of these libraries is called: the module is loaded and its source is read
     "openai": "class BaseClient:\n    _client = None\n    def __init__(self, **options: object) -> None: ...\n\n"

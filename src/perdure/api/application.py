@@ -64,10 +64,9 @@ def _files(workflows: Iterable[AnyWorkflow], declared: Iterable[Spec]) -> Iterat
             yield file
 
 
-# ── old histories ───────────────────────────────────────────────────────────────────────────
-
-
 def _replayed(specs: Sequence[WorkflowSpec], store: Store) -> Iterator[Replayed]:
-    for found in check_store(store, specs, finished_max=0):
-        is_bad = found.outlook in {Outlook.NEEDS_PATCH, Outlook.BREAKS}
-        yield Replayed(found.run_id, found.why if is_bad else "", found.outlook is Outlook.NOT_CHECKED)
+    """What becomes of the runs under way, as `perdure code check` tells it."""
+    for run in check_store(store, specs, finished_max=0):
+        is_good = run.outlook in {Outlook.REPLAYS, Outlook.NOT_CHECKED}
+        problem = "" if is_good else run.why or run.reason
+        yield Replayed(run.run_id, problem, run.patch, run.outlook is Outlook.NOT_CHECKED)

@@ -54,11 +54,12 @@ class Body:
 
 @dataclass(frozen=True)
 class Replayed:
-    """A run of the store, replayed on this code. `problem`: where code and history part; "" if they do not.
-    `is_in_part`: hosted code was not replayed."""
+    """A run of the store, replayed on this code. `problem`: where code and history part; "" if they do not. `patch`:
+    the line that would guard the change. `is_in_part`: hosted code was not replayed."""
 
     run_id: str
     problem: str
+    patch: str
     is_in_part: bool
 
 

@@ -24,9 +24,8 @@ def replays(app: Application, answer: Answer) -> None:
         return
     for run in app.replayed:
         if run.problem:
-            answer.fault(
-                f"run {run.run_id}", run.problem, "guard the change with perdure.patched(), or give it a new version"
-            )
+            mend = f"add {run.patch}" if run.patch else "guard the change with perdure.patched()"
+            answer.fault(f"run {run.run_id}", run.problem, f"{mend}, or have the old version here too")
         elif run.is_in_part:
             answer.unchecked.append(f"run {run.run_id}: its hosted code was not replayed")
     good = [run.run_id for run in app.replayed if not run.problem and not run.is_in_part]
