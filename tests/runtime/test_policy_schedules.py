@@ -146,15 +146,25 @@ ITEMS = st.lists(
     min_size=1, max_size=3,
 )  # fmt: skip
 WHICH = st.integers(0, 2)
+NAMES, HOW = st.sampled_from([*POLICIES]), st.sampled_from(["crash", "leave"])
+
+
+def asked_and_decided(n: int, by: str, before: str, between: str, how: str) -> tuple[Any, ...]:
+    """One payment from beginning to end: asked under a policy, decided while nobody runs, sent under another."""
+    steps = (("policy", before, how), ("go", n), ("away", how), ("approve", n, by), ("policy", between, how))
+    return ("several", steps)
+
+
 ACTIONS = st.lists(
     st.one_of(
+        st.builds(asked_and_decided, WHICH, st.sampled_from(["ann", "bo"]), NAMES, NAMES, HOW),
         st.tuples(st.just("go"), WHICH),
         st.tuples(st.just("approve"), WHICH, st.sampled_from(["ann", "bo", "eve"])),
         st.tuples(st.just("pass"), st.sampled_from([1, 4, 6])),
-        st.tuples(st.just("policy"), st.sampled_from([*POLICIES]), st.sampled_from(["crash", "leave"])),
-        st.tuples(st.just("away"), st.sampled_from(["crash", "leave"])),
+        st.tuples(st.just("policy"), NAMES, HOW),
+        st.tuples(st.just("away"), HOW),
     ),
-    min_size=4, max_size=25,
+    min_size=2, max_size=12,
 )  # fmt: skip
 
 
@@ -186,6 +196,9 @@ class World:
         if (await (await self.outside.get("r")).status()).is_final:
             return
         match action:
+            case "several", actions:
+                for each in actions:
+                    await self.act(each)
             case "go", n if n < len(self.items):
                 await (await self.outside.get("r")).send(f"go-{n}")
             case "approve", n, by:
