@@ -42,7 +42,12 @@ def test_the_demo_keeps_what_it_promises(tmp_path: Path, capsys: pytest.CaptureF
         "step 24, transfer for C-104 sent 1x, found by look-up sent 1x, found by look-up ok",
         "step 36, payout for C-106 sent 1x, found by a person sent 1x, found by a person ok",
     ]
-    assert shown.count("kill -9") == 4
+    assert kept[11:] == [
+        "refund that changed while approved, in the books 310 EUR 310 EUR ok",
+        "refund of ten times the order, sent 0x 0x ok",
+        "the same in the inbox denied 9000 EUR denied 9000 EUR ok",
+    ]
+    assert shown.count("kill -9") == 5
     readme = (examples().parent / "README.md").read_text()
     assert table_in(shown) == table_in(readme), "README shows what the demo prints"
     assert "$ perdure inbox settle claims-1 --succeeded --value 6" in shown

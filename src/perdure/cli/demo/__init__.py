@@ -2,6 +2,7 @@
 payment and our record of it, on each of three routes, and has paid once.
 
 story.py      what happens: four kills, and what the next worker, or a person, does after each
+gates.py      the second act: a policy, an approval whose facts change, an attempt that is denied
 stage.py      what it happens on: services, workers, the command line
 processes.py  how these are started
 services.py   the outside world: a model server, a ticket service and a payments service, processes of their own

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from perdure.cli.demo.figures import PERSON, Figure, Kill, Sending, Story, figures, steps_of, table
+from perdure.cli.demo.gates import gates
 from perdure.cli.demo.processes import AGENT, CLAIMS, command_here, examples
 from perdure.cli.demo.stage import DemoFailedError, Stage
 from perdure.cli.demo.timeline import draw
@@ -53,10 +54,11 @@ def demo(
         with ExitStack() as stack:
             stage = Stage(directory, environment, agent or examples() / AGENT, stack)
             story = happen(stage, claims)
+            gated = [] if stage.upstream else gates(stage)
     except DemoFailedError as error:
         print(f"perdure demo: {error}\nlogs and databases are in {directory}")
         return 1
-    rows = figures(story, steps_promised=STEPS, claims_promised=len(claims))
+    rows = [*figures(story, steps_promised=STEPS, claims_promised=len(claims)), *gated]
     tell(story, rows, directory)
     return 0 if all(row.kept for row in rows) else 1
 
@@ -134,7 +136,7 @@ def tell(story: Story, rows: Sequence[Figure], directory: Path) -> None:
     """The figures; those that are not kept once more, by name."""
     picture = directory / "timeline.svg"
     picture.write_text(draw(story.sendings, story.kills), encoding="utf-8")
-    print(f"\nFrom the records of the three services:\n\n{table(rows)}\n")
+    print(f"\nFrom the records of the three services, and the inbox:\n\n{table(rows)}\n")
     print(f"first plan   {steps_of(story.sendings)[0].first.text}")
     if story.other_plan is not None:
         print(f"asked again  {story.other_plan}")
