@@ -15,6 +15,7 @@
     │   ├── RunBlockedError          the run is parked; says why and what unblocks it
     │   ├── RunCancelledError        the run was cancelled
     │   ├── RunFinishedError         the run ended; nothing can be sent to it
+    │   ├── ForkPointError           the run cannot be forked at that event; says where it can
     │   ├── DuplicateOperation       another call has asked for exactly this effect; nothing was sent
     │   ├── OperationConflict        another request under the id of an effect that may have happened
     │   ├── OperationOpen            an effect may have happened, so the run cannot be ended by force
@@ -167,6 +168,15 @@ class RunCancelledError(RunError):
 
 class RunFinishedError(RunError):
     """The run has ended: it takes no messages, no cancel, no decision."""
+
+
+class ForkPointError(RunError):
+    """The run cannot be forked at that event: something is under way there that two runs cannot share, or there is no
+    such event. `before` and `after` are the nearest events at which it can be; None where there is none."""
+
+    def __init__(self, message: str, before: int | None = None, after: int | None = None) -> None:
+        super().__init__(message)
+        self.before, self.after = before, after
 
 
 class OperationError(RunError):

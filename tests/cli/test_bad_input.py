@@ -83,7 +83,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "a result of another type": ("inbox unblock judged --value no --app app.py", 2, "--value: no is no JSON"),
     "a run that has ended": ("runs send greeted text x", 6, "run greeted has completed: it takes no message"),
     "nothing to unblock": ("inbox unblock echo --retry", 6, "run echo is queued: nothing in it waits for a person"),
-    "no decision": ("inbox unblock echo", 2, "decide one thing: --retry, --value VALUE or --fail"),
+    "no decision": ("inbox unblock echo", 2, "decide one thing: --retry, --value VALUE, --fail or --reuse"),
     "two decisions": ("inbox unblock echo --retry --fail", 2, "decide one thing"),
     "a decision that cannot help": ("inbox unblock hangs --value 1", 6, "--value cannot help run hangs, which is"),
     "a call that is not stuck": ("inbox unblock hangs --fail --call '0/x#1'", 6, "0/x#1 of run hangs does not"),

@@ -123,6 +123,10 @@ PARKED: Mapping[str, Parked] = {
         "a saga cannot undo something: its undoing failed, or it has none",
         "take it back by hand and say so with `value`, have the undoing tried again, or let it stand: `fail`",
     ),
+    "done_by_original": Parked(
+        "a [fork](forks.md) is about to do an effect that the run which it was forked from has done, or to undo one",
+        "do it a second time (`retry`), take the original's result (`reuse`), or let the call fail",
+    ),
     "diverged": Parked(
         "code and history part: the code changed under the run, or is not deterministic",
         "deploy code that replays it ([changing code](changing-code.md)), then `retry`",

@@ -58,6 +58,13 @@ PRINTS = {
         archive/b.png: failed
         archive/c.txt: completed
     """,
+    "fork.py": """
+          the model estimates claim-7
+          300 are paid for claim-7
+        the run: receipt for 300
+        claim-7 anew waits: done_by_original
+        the fork: receipt for 300
+    """,
     "fan_out.py": """
         summary 0
         summary 1

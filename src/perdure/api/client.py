@@ -109,7 +109,7 @@ class HistoryEvent(msgspec.Struct, frozen=True):
 
 
 class RunSummary(msgspec.Struct, frozen=True):
-    """One run in a list."""
+    """One run in a list. `forked_from`: the run that it was forked from, after its event `forked_at`."""
 
     id: str
     workflow: str
@@ -123,6 +123,8 @@ class RunSummary(msgspec.Struct, frozen=True):
     tags: Mapping[str, str]
     parent: str | None
     owner: str | None
+    forked_from: str | None = None
+    forked_at: int | None = None
 
 
 class Run(Generic[RESULT]):
@@ -250,20 +252,21 @@ class Run(Generic[RESULT]):
 
     async def unblock(
         self,
-        choice: Literal["retry", "value", "fail"] = "retry",
+        choice: Literal["retry", "value", "fail", "reuse"] = "retry",
         *,
         value: Any = None,
         call: str | None = None,
         by: str = "",
         reason: str = "",
     ) -> None:
-        """Decide for a blocked run: try again, supply the stuck call's result, or let the call (or run) fail.
+        """Decide for a blocked run: try again, supply the stuck call's result, or let the call (or run) fail. Of a fork
+        whose original has done the same effect: do it again, `"reuse"` the original's result, or let the call fail.
 
         `call`: which one is meant (as the inbox names it), where several may be stuck; default: the oldest. A decision
         about what is not stuck any more changes nothing. DecodeError for a value that does not fit what is asked for,
         where that is known here; elsewhere the run's worker refuses it, and the inbox says so."""
-        if choice not in {"retry", "value", "fail"}:
-            raise UsageError(f"unblock({choice!r}): 'retry', 'value' or 'fail'")
+        if choice not in {"retry", "value", "fail", "reuse"}:
+            raise UsageError(f"unblock({choice!r}): 'retry', 'value', 'fail' or 'reuse'")
         raw = _PLAIN.dumps(value).decode() if choice == "value" else None
         await self._client._read(lambda: self._check_unblocks(raw, call, choice, by))
         await self._post("unblock", "", _control(mail.ControlLetter(reason, by, False, choice, raw, call or "")))
@@ -347,6 +350,48 @@ class Run(Generic[RESULT]):
         if raw is not None:
             self._check_fits(raw.encode(), entry.call)
         return entry.call or "", 0 if entry.operation is None else entry.operation.attempts
+
+    async def fork(
+        self, at: int | Literal["last"] = "last", *, id: str | None = None, by: str = "", reason: str = ""
+    ) -> Run[RESULT]:
+        """A new run that begins with this one's events up to `at`, and goes on by itself from there. Nothing of what is
+        recorded there is done again; this run is not touched.
+
+        `at`: the number of an event, as the history has them; default: the last one at which it can be forked. The fork
+        has an id of its own, and so have its effects. One that this run has done as well (after `at`, or since) is not
+        sent before a person confirmed it: the fork is in the inbox then. `by` and `reason` stand in its history.
+
+        With an `id` it is made once: the same fork again attaches. ForkPointError if something is under way at `at`
+        that two runs cannot share, or if there is no such event; RunConflictError if the id is another run's."""
+        from perdure.api.forking import check_attaches, checked_at, new_fork
+
+        checked_at(at)
+        client, run_id = self._client, _checked_id(id)
+        for name, text in (("by", by), ("reason", reason)):
+            if text != "":
+                recordable(text, what=name, length_max=REASON_CHARACTERS_MAX)
+
+        def made() -> NewRun | RunInfo:
+            there = client._store.find(run_id)
+            if there is None:
+                return new_fork(client._store, self._find(), at, run_id, by=by, why=reason, now=client._clock.now())
+            check_attaches(there, client._store.find(self.id) or self._info, at)
+            return there
+
+        made_or_there = await client._read(made)
+        if isinstance(made_or_there, RunInfo):
+            how = "finished earlier" if made_or_there.status.is_final else "attached"
+            return Run(client, made_or_there, client._spec_of(made_or_there), how)
+        outcome = await client._write(made_or_there)
+        if isinstance(outcome, Exists):  # somebody was faster
+            return await self.fork(at, id=run_id, by=by, reason=reason)
+        if isinstance(outcome, Missing):
+            raise UnknownNameError("run", self.id, await client._read(lambda: client._near(self.id)))
+        if not isinstance(outcome, Done):
+            raise PerdureBug(f"forking run {self.id} came out as {outcome}")
+        info = _info_of(made_or_there, outcome.rid)
+        client._started(info, made_or_there, b"")
+        return Run(client, info, client._spec_of(info), "started")
 
     async def history(self) -> list[HistoryEvent]:
         """The run's whole history, readable."""
@@ -882,7 +927,8 @@ def _info_of(new: NewRun, rid: int) -> RunInfo:
     return RunInfo(
         rid, new.run_id, new.workflow, new.version, status, None, None, new.owner, 1 if new.owner else 0,
         new.input_digest,
-        new.created_at, new.created_at, new.due_at, new.parent_run_id, new.tags, 0, None, None,
+        new.created_at, new.created_at, new.due_at, new.parent_run_id, new.tags, new.chapter_seq, None, None,
+        new.lineage, new.forked_from and new.forked_from.run_id, new.forked_from and new.forked_from.seq,
     )  # fmt: skip
 
 
@@ -891,7 +937,7 @@ def _summary(info: RunInfo) -> RunSummary:
         info.run_id, info.workflow, info.version, info.status, info.reason or "", info.hint or "",
         when(info.created_at),
         when(info.updated_at), None if info.due_at is None else when(info.due_at), info.tags, info.parent_run_id,
-        info.owner,
+        info.owner, info.forked_from, info.forked_seq,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from perdure.decisions import ApprovalEntry
 from perdure.decisions.authority import Authority
 from perdure.decisions.request import decode_request
 from perdure.decisions.urgency import Place, place
-from perdure.engine.calls import CONFIRM_UNDO, NO_UNDO
+from perdure.engine.calls import CONFIRM_UNDO, DONE_BY_ORIGINAL, NO_UNDO
 from perdure.engine.known import Standing
 from perdure.errors import DecisionRefused, HistoryCorruptError
 from perdure.gates import denial
@@ -134,6 +134,14 @@ EVERYTHING = Reason({**TRY_CALL_AGAIN, **GIVE_VALUE, **FAIL_CALL}, {**_retry(), 
 REASONS: Mapping[str, Reason] = {
     "needs_person": EVERYTHING,
     "crash_loop": Reason({}, {**_retry("once the cause is mended: "), **FAIL_RUN}),
+    DONE_BY_ORIGINAL: Reason(
+        {
+            "retry": "it is done all the same, a second time, under an operation id of its own",
+            "reuse": "nothing is sent; the original's result stands for the call's, if it has succeeded",
+            **FAIL_CALL,
+        },
+        {},
+    ),
     "deadlocked": Reason({}, {**_retry("once the code is mended: "), **FAIL_RUN}),
     "diverged": Reason({}, {**_retry("once the old version is registered, or the change guarded: "), **FAIL_RUN}),
     "incompatible_version": Reason({}, {**_retry("once code that replays it is registered: "), **FAIL_RUN}),
@@ -208,7 +216,7 @@ def blocked(store: Store, info: RunInfo) -> list[InboxEntry]:
     found: list[InboxEntry] = []
     for blocked, at in standing:
         entry, effect = _entry(info, blocked, at, letters), effects.get((blocked.task or "", blocked.n))
-        if effect is not None and blocked.short is None:
+        if effect is not None and blocked.short is None and blocked.reason != DONE_BY_ORIGINAL:  # it is in doubt
             entry = _with_effect(store, info.rid, entry, effect, rows)
         found.append(entry)
     return found
@@ -278,6 +286,8 @@ def _standing_blocks(rows: Iterable[Row]) -> list[tuple[e.RunBlocked, int]]:
     """What blocks a run and nobody has decided yet, with its time."""
     standing: dict[tuple[str | None, int], tuple[e.RunBlocked, int]] = {}
     for row in rows:
+        if row.kind == "run.forked":  # what blocked the original as a whole does not block the fork
+            standing.pop((None, 0), None)
         event = e.decode(row.envelope) if row.kind in {"run.blocked", "run.unblocked"} else None
         if isinstance(event, e.RunBlocked):
             standing[event.task, event.n] = (event, row.at)

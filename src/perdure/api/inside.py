@@ -284,8 +284,8 @@ def current_run() -> CurrentRun:
     execution: Execution = _execution("current_run") if journal is None else journal.live.execution
     is_replaying = execution.is_replaying if journal is None else journal.is_replaying
     started = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=execution.beginning.at)
-    spec = execution.spec
-    return CurrentRun(execution.run_id, spec.name, spec.version, execution.beginning.chapter, started, is_replaying)
+    spec, run_id = execution.spec, execution.code_id if journal is None else journal.code_id
+    return CurrentRun(run_id, spec.name, spec.version, execution.beginning.chapter, started, is_replaying)
 
 
 # ── foreign code ────────────────────────────────────────────────────────────────────────────

@@ -87,7 +87,7 @@ class SyncRun(Generic[R]):
 
     def unblock(
         self,
-        choice: Literal["retry", "value", "fail"] = "retry",
+        choice: Literal["retry", "value", "fail", "reuse"] = "retry",
         *,
         value: Any = None,
         call: str | None = None,
@@ -115,6 +115,12 @@ class SyncRun(Generic[R]):
             ),
             "settle",
         )
+
+    def fork(
+        self, at: int | Literal["last"] = "last", *, id: str | None = None, by: str = "", reason: str = ""
+    ) -> SyncRun[R]:
+        """A new run that begins with this one's events up to `at`; see `Run.fork`."""
+        return SyncRun(self._door.wait(self._run.fork(at, id=id, by=by, reason=reason), "fork"), self._door)
 
     def history(self) -> list[HistoryEvent]:
         """The run's whole history, readable."""

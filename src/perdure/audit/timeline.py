@@ -131,6 +131,9 @@ def tell(event: e.AnyEvent) -> Told:
             return Told(f"{workflow} version {version} started{stated}", "input")
         case e.ChapterStarted(number):
             return Told(f"chapter {number + 1} began", "input")
+        case e.RunForked():
+            why = f": {event.why}" if event.why else ""
+            return Told(f"forked from run {event.of} after its event {event.seq}{_by(event.by)}{why}")
         case e.RunCompleted():
             return Told("completed", "output")
         case e.RunFailed():
@@ -191,9 +194,6 @@ def tell(event: e.AnyEvent) -> Told:
         case e.PersonAsked():
             until = f", until {time_text(event.expires_at)}" if event.expires_at else ""
             return Told(f"asks for {event.kind} {event.id}{until}", "input")
-        case e.PersonReminded():
-            to = f"; {', '.join(event.to)} may decide, too" if event.to else ""
-            return Told(f"{event.what} of {event.id}{to}")
         case e.PersonDecided():
             why = f": {event.why}" if event.why else ""
             how = f"refused, {event.refused}: " if event.refused else "early: " if event.is_early else ""

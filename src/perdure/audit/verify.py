@@ -87,6 +87,8 @@ def _damage_of(store: Store, stored: Stored, length: int, head: bytes) -> Iterat
         if row.seq != seq:
             yield tell(seq, f"missing: the next one there is {row.seq}")
             return
+        if row.kind == "run.forked" and not _is_forked_here(row, previous):
+            yield tell(seq, "altered: what stands before it is not what it says was copied")
         if link(previous, seq, row.at, row.envelope) != row.hash:
             yield tell(seq, "altered: its hash is not the one that was recorded")
         previous = row.hash
@@ -103,6 +105,16 @@ def _damage_of(store: Store, stored: Stored, length: int, head: bytes) -> Iterat
     yield from (tell(None, each.what) for each in disagreements(ledger, told_of_effects(timed), has_ended=has_ended))
     told = told_of_requests(timed)
     yield from (tell(None, each.what) for each in disagreements_of_requests(requests, told, has_ended=has_ended))
+
+
+def _is_forked_here(row: Row, previous: bytes) -> bool:
+    """Whether the last event of what was copied is the one that the fork names."""
+    event = e.readable(row.envelope, row.kind)
+    return not isinstance(event, e.RunForked) or (event.seq, event.head) == (row.seq - 1, previous.hex())
+
+
+def _point(run_id: str | None, seq: int | None) -> str:
+    return "no run" if run_id is None else f"run {run_id} after its event {seq}"
 
 
 def _wrong_payloads(store: Store, rid: int, row: Row, event: e.Event) -> Iterator[str]:
@@ -131,10 +143,15 @@ def _disagreements(info: RunInfo, events: Sequence[e.Event | None]) -> Iterator[
     first, last = (events[0], events[-1]) if events else (None, None)
     if not isinstance(first, e.RunStarted):
         yield "its history does not begin with a beginning"
-    elif (first.workflow, first.version, first.parent, first.identity) != (
-        info.workflow, info.version, info.parent_run_id, info.input_digest
-    ):  # fmt: skip
+    elif (first.workflow, first.version, first.identity) != (info.workflow, info.version, info.input_digest) or (
+        info.forked_from is None and first.parent != info.parent_run_id
+    ):
         yield "the index says another workflow, version, parent, input or scope than the history"
+    forks = [event for event in events if isinstance(event, e.RunForked)]
+    origin = (forks[-1].of, forks[-1].seq) if forks else (None, None)
+    if origin != (info.forked_from, info.forked_seq):
+        said = _point(info.forked_from, info.forked_seq)
+        yield f"the index says that it was forked from {said}, the history from {_point(*origin)}"
     ending = STATUS_OF_ENDING.get(type(last)) if last is not None else None
     if ending != (info.status if info.status.is_final else None):
         yield f"the index says {info.status}, the history {ending or 'that it has not ended'}"

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from perdure.errors import (
     DecisionRefused,
+    ForkPointError,
     HistoryError,
     OperationError,
     PerdureBug,
@@ -68,6 +69,7 @@ CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (RunCancelledError, ExitCode.CANCELLED),
     (RunConflictError, ExitCode.CONFLICT),
     (RunFinishedError, ExitCode.CONFLICT),
+    (ForkPointError, ExitCode.CONFLICT),
     (OperationError, ExitCode.CONFLICT),
     (DecisionRefused, ExitCode.CONFLICT),
     (UserCodeError, ExitCode.USAGE),

@@ -25,7 +25,7 @@ from perdure.cli.show import json_text, moment, paragraph, print_json, say, shor
 from perdure.cli.target import spec_among, workflows_at
 from perdure.store import Store
 
-Choice = Literal["retry", "value", "fail"]
+Choice = Literal["retry", "value", "fail", "reuse"]
 
 app = typer.Typer(no_args_is_help=True, help="What waits for a person.")
 
@@ -125,8 +125,6 @@ def _asked(it: RequestSummary) -> Iterator[tuple[str, str]]:
     for said in it.said:
         to, why = f" to {said.to}" if said.to else "", f": {said.comment}" if said.comment else ""
         yield "said", f"{moment(said.at)} UTC: {said.choice}{to} by {said.by}{why}"
-    if it.escalates_at is not None:
-        yield "escalates", f"{moment(it.escalates_at)} UTC, then also to {', '.join(it.escalate_to)}"
     if it.expires_at is not None:
         yield "expires", f"{moment(it.expires_at)} UTC"
 
@@ -177,6 +175,9 @@ def unblock(
         typer.Option("--value", help="This stands for the call's result: JSON, @file.json, or -.", show_default=False),
     ] = None,
     fail: Annotated[bool, typer.Option("--fail", help="Let the call, or the run, fail.")] = False,
+    reuse: Annotated[
+        bool, typer.Option("--reuse", help="Of a fork: take the result of the run that it was forked from.")
+    ] = False,
     call: Annotated[
         str | None, typer.Option("--call", help="Which call, as the list names it; default: the oldest.")
     ] = None,
@@ -186,8 +187,8 @@ def unblock(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> ExitCode:
-    """Decide for a run that is blocked: exactly one of --retry, --value and --fail."""
-    choice = _one_choice(retry=retry, value=value is not None, fail=fail)
+    """Decide for a run that is blocked: exactly one of --retry, --value, --fail and --reuse."""
+    choice = _one_choice(retry=retry, value=value is not None, fail=fail, reuse=reuse)
     known = [] if app is None else workflows_at([app])
     with existing_store(store) as opened:
         entry = asyncio.run(_decide(opened, known, run, choice, value, call, by, reason))
@@ -196,12 +197,12 @@ def unblock(
     return ExitCode.OK
 
 
-def _one_choice(*, retry: bool, value: bool, fail: bool) -> Choice:
-    given: list[tuple[Choice, bool]] = [("retry", retry), ("value", value), ("fail", fail)]
+def _one_choice(*, retry: bool, value: bool, fail: bool, reuse: bool) -> Choice:
+    given: list[tuple[Choice, bool]] = [("retry", retry), ("value", value), ("fail", fail), ("reuse", reuse)]
     chosen: list[Choice] = [choice for choice, is_chosen in given if is_chosen]
     if len(chosen) != 1:
         raise CommandError(
-            "decide one thing: --retry, --value VALUE or --fail; `perdure inbox list` says what each does"
+            "decide one thing: --retry, --value VALUE, --fail or --reuse; `perdure inbox list` says what each does"
         )
     return chosen[0]
 

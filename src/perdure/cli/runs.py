@@ -79,8 +79,12 @@ def list_runs(
     if json:
         print_json([summary_json(summary) for summary in found])
     else:
-        columns = ("run", "workflow", "status", "started", "changed", "tags")
-        print_table(columns, [_row_of(summary, lost) for summary in found], empty="no runs")
+        columns: Sequence[str] = ("run", "workflow", "status", "started", "changed", "tags")
+        rows = [_row_of(summary, lost) for summary in found]
+        if any(summary.forked_from for summary in found):
+            columns = (*columns, "forked from")
+            rows = [(*row, _forked_from(summary)) for row, summary in zip(rows, found, strict=True)]
+        print_table(columns, rows, empty="no runs")
     return ExitCode.OK
 
 
@@ -90,6 +94,10 @@ def _row_of(summary: RunSummary, lost: Collection[str]) -> Sequence[str]:
         summary.id, f"{summary.workflow}/{summary.version}",
         _status(summary, lost), moment(summary.created_at), moment(summary.updated_at), tags,
     )  # fmt: skip
+
+
+def _forked_from(summary: RunSummary) -> str:
+    return "" if summary.forked_from is None else f"{summary.forked_from} after event {summary.forked_at}"
 
 
 def _status(summary: RunSummary, lost: Collection[str]) -> str:
@@ -110,7 +118,9 @@ def _fields(summary: RunSummary) -> Sequence[tuple[str, Any]]:
 @app.command()
 def show(
     run: RunArgument,
-    all: Annotated[bool, typer.Option("--all", help="Also starts of which more is told later.")] = False,
+    all: Annotated[
+        bool, typer.Option("--all", help="Also starts of which more is told later; with the numbers of events.")
+    ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> ExitCode:
@@ -134,6 +144,8 @@ def show(
             )  # fmt: skip
         else:
             say(f"run {run}: {summary.workflow} version {summary.version}, {_status(summary, dict(opened.lost('')))}")
+            if summary.forked_from is not None:
+                say(f"forked from run {_forked_from(summary)}")
             _print_timeline(timeline(opened, info.rid), all_moments=all, hint=info.hint or "")
             _print_phases(phases(opened, info.rid))
             _print_waits(opened, info)
@@ -191,8 +203,11 @@ def _print_timeline(moments: Sequence[Moment], *, all_moments: bool, hint: str) 
     """`hint`: what is told below the table, and so not in it."""
     shown = [each for each in moments if all_moments or not each.is_answered]
     first = moments[0].at
-    columns = ("time", "offset", "call", "what", "attempt", "took", "value")
-    print_table(columns, [_row_of_moment(each, first, hint) for each in shown], empty="no events")
+    columns: Sequence[str] = ("time", "offset", "call", "what", "attempt", "took", "value")
+    rows = [_row_of_moment(each, first, hint) for each in shown]
+    if all_moments:
+        columns, rows = ("event", *columns), [(str(each.seq), *row) for each, row in zip(shown, rows, strict=True)]
+    print_table(columns, rows, empty="no events")
 
 
 def _row_of_moment(each: Moment, first: int, hint: str) -> Sequence[str]:
@@ -291,6 +306,41 @@ def cancel(
 
 def _ended(how: str) -> str:
     return "been cancelled" if how == "cancelled" else how
+
+
+@app.command()
+def fork(
+    run: RunArgument,
+    at: Annotated[
+        int | None,
+        typer.Option(
+            "--at", min=0,
+            help="The number of an event, as `runs show --all` has it; default: the last one where it can be.",
+            show_default=False,
+        ),
+    ] = None,
+    id: Annotated[
+        str | None, typer.Option("--id", help="The fork's own id; default: a new one.", show_default=False)
+    ] = None,
+    by: ByOption = "",
+    reason: Annotated[str, typer.Option("--reason", help="Why; it stands in the history.")] = "",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:  # fmt: skip
+    """Make a new run that begins with this one's first events, and goes on by itself from there. Workers execute it.
+
+    What this run has done outside is not done again by the fork before a person confirmed it: `perdure inbox list`.
+    """
+
+    async def make(handle: Run[Any]) -> RunSummary:
+        forked = await handle.fork("last" if at is None else at, id=id, by=by, reason=reason)
+        return await forked.summary()
+
+    with existing_store(store) as opened:
+        made = asyncio.run(act_on(opened, run, make))
+    said = {"run": made.id, "forked_from": made.forked_from, "forked_at": made.forked_at}
+    tell(f"run {made.id} is forked from run {_forked_from(made)}", said, as_json=json)
+    return ExitCode.OK
 
 
 @app.command()

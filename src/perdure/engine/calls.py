@@ -210,6 +210,9 @@ class Grant(NamedTuple):
         return 0 < self.checked_at < now - CHECK_AGE_MAX_MICROSECONDS
 
 
+DONE_BY_ORIGINAL = "done_by_original"
+"""Why a call of a fork waits for a person: the run that it was forked from has done the same."""
+
 CONFIRM_UNDO, UNDO_FAILED, NO_UNDO = "saga:confirm", "saga:failed", "saga:stands"
 QUESTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     CONFIRM_UNDO: {"value": ("undo", "undone"), "fail": ()},

@@ -70,9 +70,9 @@ class Execution:
 
     __slots__ = (
         "_context", "_known", "_mailbox", "_randomness", "_refusals", "_root", "beginning", "cancel_carried",
-        "cancelled", "children", "claims", "commands", "ending", "failure", "holding", "is_closing", "is_replaying",
-        "is_unwinding", "log", "loop", "memo", "notes", "now_us", "on_interruption", "open", "outcomes_left",
-        "run_id", "sagas", "spec", "state",
+        "cancelled", "children", "claims", "code_id", "commands", "ending", "failure", "holding", "is_closing",
+        "is_replaying", "is_unwinding", "log", "loop", "memo", "notes", "now_us", "on_interruption", "open",
+        "outcomes_left", "run_id", "sagas", "spec", "state",
     )  # fmt: skip
 
     def __init__(
@@ -88,7 +88,7 @@ class Execution:
         log: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.spec = spec
-        self.run_id = run_id
+        self.run_id = self.code_id = run_id
         self.beginning = beginning
         self._known = known
         self.log = log
@@ -507,7 +507,7 @@ class Execution:
         ask = RequestAsk(key, name, use, self._future())
         ask.request, ask.codec, ask.raw, ask.packed = request, codec, raw, pack(raw, self.memo)
         ask.handle, ask.about = None, about
-        ask.id = approval_id(self.run_id, identity(self.beginning.chapter, *key))
+        ask.id = self.approval_at(key)
         ask.expires_at = self.now_us + request.within if request.within else 0
         difference = self.claims.of_call(ask, ask.packed.digest, raw)
         if difference is not None:
@@ -518,6 +518,11 @@ class Execution:
         if ask.expires_at:
             ask.handle = self.loop.call_at(ask.expires_at / MICROSECONDS, self._request_is_due, ask)
         return ask
+
+    def approval_at(self, key: Key) -> str:
+        """The id of what people are asked by this call: as it was asked, if it was."""
+        asked = self.known.asked_as.get(key)
+        return asked or approval_id(self.run_id, identity(self.beginning.chapter, *key))
 
     def _request_is_due(self, ask: RequestAsk) -> None:
         """Whether a decision came in time is not known here: it may lie in the mailbox."""
@@ -548,12 +553,17 @@ class Execution:
         key, use = self._identify(spec.name)
         ask = ChildAsk(key, spec.name, use, self._future())
         ask.spec, ask.input, ask.packed, ask.on_cancel = spec, raw, pack(raw, self.memo), on_cancel
-        ask.is_started = key in self.known.children
-        chapter = f"{self.beginning.chapter}:" if self.beginning.chapter else ""
-        ask.run_id = run_id or f"{self.run_id}/{chapter}{key[0]}.{spec.name}.{key[1]}"
+        started = self.known.children.get(key)
+        ask.is_started = started is not None
+        ask.run_id = run_id or (self._child_id(spec, key) if started is None else started.run_id)
         self.children[key] = ask.run_id
         self._ask(ask, ask.packed.digest, raw)
         return ask
+
+    def _child_id(self, spec: WorkflowSpec, key: Key) -> str:
+        """Of a child that is started now; that of a recorded one may be of the run that this was forked from."""
+        chapter = f"{self.beginning.chapter}:" if self.beginning.chapter else ""
+        return f"{self.run_id}/{chapter}{key[0]}.{spec.name}.{key[1]}"
 
     def check_child_id(self, run_id: str | None) -> None:
         """UsageError for an id that a child of this run cannot have."""

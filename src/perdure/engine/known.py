@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from perdure.engine.calls import QUESTIONS, Attempts, Key, Recorded, section_of
+from perdure.engine.calls import DONE_BY_ORIGINAL, QUESTIONS, Attempts, Key, Recorded, section_of
 from perdure.history import events as e
 from perdure.ledger import EffectState, Look
 
@@ -68,12 +68,19 @@ class Known(msgspec.Struct, gc=False):
     """Of those, where in their journal and when they were cancelled."""
     requests: dict[Key, e.PersonAsked] = {}
     """Requests that nobody has decided yet."""
+    asked_as: dict[Key, str] = {}
+    """The ids of requests, decided or not."""
     early: dict[str, list[tuple[e.PersonDecided, bytes | None]]] = {}
     """Decisions about what nobody has asked yet, by the id of the request."""
-    reminded: set[tuple[str, str]] = set()
-    """Requests of which people were told once more, and why."""
     spent: set[str] = set()
     """Approvals that a step or child has used up, or that have lapsed."""
+
+    decided: dict[Key, str] = {}
+    """Effects that the original of this fork has done as well, and what a person decided about them; "" so far."""
+    origins: list[tuple[str, dict[str, int]]] = []
+    """Of a fork: the runs that made the calls before it, and how many events of each section are theirs."""
+    copied: frozenset[str] | None = None
+    """Of a fork: the operations whose outcomes it has from its original, once somebody wanted to know."""
 
     def note(self, event: e.Event, at: int, output: bytes | None = None) -> None:
         """Take one event in. `output` is needed of heartbeats, and of what foreign code did."""
@@ -113,14 +120,31 @@ class Known(msgspec.Struct, gc=False):
                 self.unread.add((task, n))
             case e.RunBlocked(task=str() as task, n=n, name=name) if name in QUESTIONS:
                 self.asked.add((task, n))
-            case e.RunUnblocked(task=str() as task, n=n, choice="cancelled"):
-                self.cancelled.add((task, n))
-            case e.RunUnblocked(task=str() as task, n=n, choice="retry"):
-                self.attempts.pop((task, n), None)
+            case e.RunBlocked(task=str() as task, n=n) if event.reason == DONE_BY_ORIGINAL:
+                self.decided[task, n] = ""
+            case e.RunUnblocked(task=str() as task, n=n):
+                self._note_unblocked((task, n), event.choice)
             case e.Patched():
                 self.patches[event.patch] = event.answer
             case _:
                 pass
+
+    def _note_unblocked(self, key: Key, choice: str) -> None:
+        if choice == "cancelled":
+            self.cancelled.add(key)
+        elif choice == "retry":
+            self.attempts.pop(key, None)
+        if key in self.decided:
+            self.decided[key] = choice
+
+    def _note_forked(self, of: str) -> None:
+        """What people were asked so far, the original asked: what they have not decided is asked anew."""
+        self.origins.append((of, {section: len(journal) for section, journal in self.journals.items()}))
+        self.asked.difference_update(self.requests)
+        for key in self.requests:
+            del self.asked_as[key]
+        self.requests.clear()
+        self.early.clear()
 
     def _note_cancelled_section(self, key: Key, at: int) -> None:
         if key in self.undoing:
@@ -148,15 +172,16 @@ class Known(msgspec.Struct, gc=False):
             case e.PersonAsked():
                 self.asked.add(event.key)
                 self.requests[event.key] = event
+                self.asked_as[event.key] = event.id
                 self.early.pop(event.id, None)
             case e.PersonAnswered() | e.CallCancelled():
                 self.requests.pop(event.key, None)
             case e.PersonDecided(is_early=True):
                 self.early.setdefault(event.id, []).append((event, output))
-            case e.PersonReminded():
-                self.reminded.add((event.id, event.what))
             case e.ApprovalSpent():
                 self.spent.add(event.id)
+            case e.RunForked():
+                self._note_forked(event.of)
             case _:
                 pass
 
@@ -199,7 +224,7 @@ MOVES_EFFECTS = frozenset({"run.taken_over", "run.unblocked"})
 """Kinds of events that are about effects, besides those called `effect.…`."""
 
 
-ABOUT_REQUESTS = frozenset({"person.asked", "person.answered", "call.cancelled"})
+ABOUT_REQUESTS = frozenset({"person.asked", "person.answered", "call.cancelled", "run.forked"})
 """Kinds of events that say which requests nobody has decided yet."""
 
 
@@ -250,7 +275,7 @@ _ABOUT_EFFECTS = frozenset(
 
 
 _ABOUT_REQUESTS = frozenset(
-    {e.PersonAsked, e.PersonReminded, e.PersonDecided, e.PersonAnswered, e.CallCancelled, e.ApprovalSpent}
+    {e.PersonAsked, e.PersonDecided, e.PersonAnswered, e.CallCancelled, e.ApprovalSpent, e.RunForked}
 )
 
 

@@ -96,6 +96,18 @@ class ChapterStarted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.
     account: Carried | None = None
 
 
+class RunForked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.forked"):
+    """The run goes its own way from here: what stands before are the events of run `of`, up to its event `seq`, whose
+    hash is `head`."""
+
+    of: str
+    of_rid: int
+    seq: int
+    head: str
+    by: str = ""
+    why: str = ""
+
+
 class RunCompleted(Event, frozen=True, omit_defaults=True, gc=False, tag="run.completed"):
     output: bytes
 
@@ -358,7 +370,7 @@ class PersonAsked(Keyed, frozen=True, omit_defaults=True, gc=False, tag="person.
     """The code waits for people to decide: about one exact call (`kind` approval) or a question.
 
     `input` is the request's body, `hash` what a decision about it has to name. `expires_at`: nobody's decision counts
-    from then on. `reminds_at`, `escalates_at`: when people are told of it once more if it is open then."""
+    from then on."""
 
     kind: str = ""
     id: str = ""
@@ -366,17 +378,6 @@ class PersonAsked(Keyed, frozen=True, omit_defaults=True, gc=False, tag="person.
     version: int = 0
     input: bytes = b""
     expires_at: int = 0
-    reminds_at: int = 0
-    escalates_at: int = 0
-
-
-class PersonReminded(Event, frozen=True, omit_defaults=True, gc=False, tag="person.reminded"):
-    """Nobody has decided about the request `id` for so long that people are told of it once more (`what` reminder), or
-    that others may decide, too (`what` escalation, `to` those)."""
-
-    id: str
-    what: str
-    to: tuple[str, ...] = ()
 
 
 class PersonDecided(Event, frozen=True, omit_defaults=True, gc=False, tag="person.decided"):
@@ -558,6 +559,7 @@ ENDINGS = (RunCompleted, RunFailed, RunCancelled)
 AnyEvent = (
     RunStarted
     | ChapterStarted
+    | RunForked
     | RunCompleted
     | RunFailed
     | RunCancelled
@@ -585,7 +587,6 @@ AnyEvent = (
     | MessageArrived
     | MessageSettled
     | PersonAsked
-    | PersonReminded
     | PersonDecided
     | PersonAnswered
     | ApprovalSpent

@@ -26,7 +26,7 @@ SEED_OF: ContextVar[Callable[[str], int]] = ContextVar("perdure_seed_of", defaul
 def new_run(
     spec: WorkflowSpec, run_id: str, input_raw: bytes, *, now: int, parent: str | None = None, owner: str | None = None,
     tags: Mapping[str, str] | None = None, due_at: int | None = None, goal: str = "",
-    scope: Mapping[str, str] | None = None, budget: Budget | None = None,
+    scope: Mapping[str, str] | None = None, budget: Budget | None = None, lineage: tuple[int, ...] = (),
 ) -> NewRun:  # fmt: skip
     """The rows that a run begins with. `budget`: another one than the workflow declares."""
     packed = pack(input_raw, Memo())
@@ -41,5 +41,5 @@ def new_run(
     return NewRun(
         id=os.urandom(16), run_id=run_id, workflow=spec.name, version=spec.version, input_digest=started.identity,
         created_at=now, rows=(row,), blobs=packed.blobs, tags=dict(tags or {}), parent_run_id=parent, owner=owner,
-        due_at=None if owner else (due_at if due_at is not None else now),
+        due_at=None if owner else (due_at if due_at is not None else now), lineage=lineage,
     )  # fmt: skip

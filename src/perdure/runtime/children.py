@@ -42,6 +42,7 @@ class Children:
         new = new_run(
             spec, ask.run_id, ask.input, now=now, parent=live.run_id,
             owner=self._turns.worker if is_ours else None, scope=live.execution.beginning.scope,
+            lineage=live.info.lineage,
         )  # fmt: skip
         live.new_runs += (new,)
         self._record(live, ask, is_attached=False)

@@ -62,6 +62,7 @@ from perdure.specs import EffectSpec
 from perdure.store import protocol
 
 if TYPE_CHECKING:
+    from perdure.runtime.forks import Forks
     from perdure.runtime.turn import Turns
 
 log = logging.getLogger("perdure")
@@ -149,6 +150,10 @@ class Effects:
     def performer(self) -> Performer:
         return self._turns.performer
 
+    @property
+    def forks(self) -> Forks:
+        return self._turns.forks
+
     # ── prepare ──────────────────────────────────────────────────────────────────────────────
     def start(self, live: LiveRun, ask: EffectAsk) -> None:
         """The code asks for an effect: send it, answer it from the ledger, or go on where it stood."""
@@ -159,7 +164,7 @@ class Effects:
         if ask.key in live.execution.known.effects:
             self._turns.doubts.go_on(flight)
         else:
-            self._prepare(flight)
+            self.prepare(flight)
 
     def row(self, live: LiveRun, operation: str) -> LedgerEntry | None:
         """The ledger's row as it will be once what this run has on its way is durable."""
@@ -170,13 +175,13 @@ class Effects:
                     return row
         return self._turns.store.effect(operation)
 
-    def _prepare(self, flight: EffectFlight) -> None:
+    def prepare(self, flight: EffectFlight) -> None:
         if flight.is_over:
             return
         try:
             decision, entry = self._decide(flight)
         except StoreError as error:
-            self.later(flight, PUT_OFF_MICROSECONDS, self._prepare, error)
+            self.later(flight, PUT_OFF_MICROSECONDS, self.prepare, error)
             return
         flight.entry = entry
         match decision:
@@ -185,11 +190,11 @@ class Effects:
             case Answered(entry):
                 self._answer(flight, entry)
             case Held() | GoOn():  # of another call; or of this one, sent by whoever has taken the run over
-                self.wait(flight, self._turns.clock.now() + HELD_LOOK_MICROSECONDS, self._prepare)
+                self.wait(flight, self._turns.clock.now() + HELD_LOOK_MICROSECONDS, self.prepare)
             case Duplicate(entry):
-                self._deny(flight, _duplicate(flight.ask, entry), "duplicate")
+                self.deny(flight, _duplicate(flight.ask, entry), "duplicate")
             case Conflict(entry):
-                self._deny(flight, _conflict(flight.ask, entry), "conflict")
+                self.deny(flight, _conflict(flight.ask, entry), "conflict")
             case _:
                 raise AssertionError("the revisions were gone through")
 
@@ -205,20 +210,28 @@ class Effects:
         flight.undone = self.undone_by(flight)
         while True:
             found, name = self._find(flight, revision)
-            decision = prepare(call, found)
+            is_copied = found is not None and live.info.lineage and found.rid in live.info.lineage
+            decision = prepare(call._replace(rid=found.rid) if found is not None and is_copied else call, found)
             if not isinstance(decision, NextRevision):
                 return decision, found or self._new_entry(flight, call, name, revision)
             revision += 1
 
     def undone_by(self, flight: EffectFlight) -> LedgerEntry | None:
         """The row of the effect that this call takes back, if it is an undoing."""
-        return self.row(flight.live, flight.ask.undoes) if flight.ask.undoes else None
+        return self.own_row(flight.live, flight.ask.undoes) if flight.ask.undoes else None
+
+    def own_row(self, live: LiveRun, operation: str) -> LedgerEntry | None:
+        """The row of an operation, unless it is that of the run which this one was forked from."""
+        row = self.row(live, operation)
+        return None if row is not None and row.rid in live.info.lineage else row
 
     def _find(self, flight: EffectFlight, revision: int) -> tuple[LedgerEntry | None, str]:
         """The row under the effect's name, or under a name that it had before."""
         spec = flight.spec
         for name in (spec.name, *spec.aliases):
             found = self.row(flight.live, self._operation_id(flight, name, revision))
+            if found is None and flight.live.info.lineage and spec.scope == "run":
+                found = self._turns.forks.taken_along(flight, name, revision)
             if found is not None:
                 return found, name
         return None, spec.name
@@ -237,7 +250,7 @@ class Effects:
             now, approval="" if ask.grant is None else ask.grant.id,
         )  # fmt: skip
 
-    def _deny(self, flight: EffectFlight, error: PerdureError, how: str, entry: LedgerEntry | None = None) -> None:
+    def deny(self, flight: EffectFlight, error: PerdureError, how: str, entry: LedgerEntry | None = None) -> None:
         """Refused before anything was sent. The row of the other call stays as it is."""
         denied = None
         if isinstance(error, PolicyDenied):
@@ -247,7 +260,7 @@ class Effects:
                 flight.approval = self._turns.approvals.unused(flight.live, flight.ask.grant)
         self.fail(flight, dump_exception(error, ()), how, entry, denied)
 
-    def _given_up(self, flight: EffectFlight, why: str) -> LedgerEntry | None:
+    def given_up(self, flight: EffectFlight, why: str) -> LedgerEntry | None:
         """The row of an operation that is not sent any more. It has none if it never was: it may be asked for again."""
         if flight.entry.status is EffectState.PENDING:
             return None
@@ -277,7 +290,7 @@ class Effects:
             return True
         flight.is_under_way = False
         flight.entry = flight.entry.moved(Happening.NOT_DONE, now=self._turns.clock.now())
-        self._deny(flight, refused, "denied", self._given_up(flight, str(refused)))
+        self.deny(flight, refused, "denied", self.given_up(flight, str(refused)))
         return False
 
     def unsent(self, flight: EffectFlight, refused: PolicyDenied) -> None:
@@ -294,7 +307,7 @@ class Effects:
         if flight.is_cancelled:
             self._give_up_cancelled(flight)
         else:
-            self._deny(flight, refused, "denied", self._given_up(flight, str(refused)))
+            self.deny(flight, refused, "denied", self.given_up(flight, str(refused)))
 
     def _answer(self, flight: EffectFlight, entry: LedgerEntry) -> None:
         """The operation has its answer already."""
@@ -303,7 +316,7 @@ class Effects:
             if raw is None and entry.response_hash is not None:
                 raw = unpack(entry.response_hash, None, partial(self._turns.store.blob, entry.rid))
         except StoreError as error:
-            self.later(flight, PUT_OFF_MICROSECONDS, self._prepare, error)
+            self.later(flight, PUT_OFF_MICROSECONDS, self.prepare, error)
             return
         if entry.status is EffectState.SUCCEEDED and raw is not None:
             self.succeed(flight, raw, "reused", None)
@@ -327,15 +340,17 @@ class Effects:
         if live.is_parked:
             self.hold(flight)
             return
+        if live.info.lineage and self._turns.forks.holds(flight):
+            return
         if live.account is not None and not self._turns.budgets.is_reserved(flight, self.send):
             return
         try:
             refused = self._gate(flight)
         except AuthorityUnreadableError as error:
-            self.later(flight, UNREADABLE_MICROSECONDS, self._prepare, error)
+            self.later(flight, UNREADABLE_MICROSECONDS, self.prepare, error)
             return
         if refused is not None:
-            self._deny(flight, refused, "denied", self._given_up(flight, str(refused)))
+            self.deny(flight, refused, "denied", self.given_up(flight, str(refused)))
             return
         standing = live.execution.known.effects.get(ask.key)
         flight.before = (flight.entry, standing, ask.is_recorded, flight.number)
@@ -378,8 +393,19 @@ class Effects:
             entry = flight.entry.moved(Happening.NOT_DONE, now=self._turns.clock.now())
             flight.entry = entry
             self._give_up_cancelled(flight)
-            return
-        self.performer.enqueue(flight)
+        elif flight.live.info.lineage and self._is_met_after_start(flight):
+            why = "the run that this one was forked from has begun the same"
+            now, counted = self._turns.clock.now(), flight.standing.failed
+            self.not_done(flight, dump_exception(StepError(why), ()), now, counted, why)
+        else:
+            self.performer.enqueue(flight)
+
+    def _is_met_after_start(self, flight: EffectFlight) -> bool:
+        try:
+            return self._turns.forks.is_met_after_start(flight)
+        except StoreError as error:  # it is recorded as started, and nothing has left
+            log.warning("run %s: the ledger cannot be read: %s", flight.live.run_id, error)
+            return True  # looked at again before the next attempt
 
     def held(self, live: LiveRun, outcome: protocol.Held) -> None:
         """Another run was faster with an operation that both want: nothing of this append is written. All of it goes
@@ -394,7 +420,7 @@ class Effects:
         for flight in mine:
             live.execution.known.effects.pop(flight.ask.key, None)
             flight.is_start_recorded = flight.ask.is_recorded = flight.is_under_way = False
-            self._prepare(flight)
+            self.prepare(flight)
         self._turns.mark(live)
 
     # ── what comes of an attempt ─────────────────────────────────────────────────────────────
@@ -580,6 +606,8 @@ class Effects:
         """Nobody waits for this effect any more. Once it may have left it goes on until its outcome is known; until
         then the run cannot end."""
         flight = live.flights.get(ask.key)
+        if live.info.lineage:
+            self._turns.forks.withdraw(live, ask.key)
         if ask.key in live.execution.known.ended_effects or live.waits_for_person(ask.key):
             return
         if isinstance(flight, EffectFlight):

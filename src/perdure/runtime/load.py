@@ -161,15 +161,30 @@ class Past:
         execution.claims.input_of, without = self._input_of, execution.claims.input_of
         execution.outcomes_left = sum(event.is_outcome for event in self.events)
         rows, deliver = self.stored.rows, execution.deliver
+        ids = self._ids_of_code(execution)
         with execution.loop.entered():
             execution.begin()
             for index, event in enumerate(self.events):
+                if ids and index in ids:
+                    execution.code_id = ids[index]
                 if event.is_outcome:
                     row = rows[index]
                     deliver(event, row.at, row.output if row.output is not None else self.output(index))
         execution.finish_replay()
         execution.claims.input_of = without  # the past need not stay in memory
         self._teach(execution.memo)
+
+    def _ids_of_code(self, execution: Execution) -> dict[int, str]:
+        """Of a fork: which id its code sees from which event on. An outcome that is the last of what was copied has no
+        calls behind it that the original recorded: those that follow are the fork's."""
+        forked_from = [of for of, _ in execution.known.origins]
+        if not forked_from:
+            return {}
+        places = [index for index, event in enumerate(self.events) if type(event) is e.RunForked]
+        begins = [index - 1 if self.events[index - 1].is_outcome or index == 1 else index for index in places]
+        ids = dict(zip(begins, (*forked_from[1:], execution.run_id), strict=True))
+        execution.code_id = ids.get(0, forked_from[0])
+        return ids
 
     def _teach(self, memo: Memo) -> None:
         """What the run's next values may quote."""
@@ -232,6 +247,8 @@ def _note_parking(live: LiveRun, events: Iterable[e.Event]) -> None:
                 live.is_paused = True
             case e.RunResumed():
                 live.is_paused = False
+            case e.RunForked():  # the original was paused, or blocked as a whole: the fork tries
+                live.is_paused, live.blocked = False, None
             case e.RunBlocked():
                 live.note_blocked(event)
             case e.RunUnblocked():
@@ -243,4 +260,4 @@ def _note_parking(live: LiveRun, events: Iterable[e.Event]) -> None:
         live.blocked = e.RunBlocked(info.reason or "", info.hint or "")
 
 
-_ABOUT_PARKING = frozenset({e.RunPaused, e.RunResumed, e.RunBlocked, e.RunUnblocked}) | ABOUT_BUDGETS
+_ABOUT_PARKING = frozenset({e.RunForked, e.RunPaused, e.RunResumed, e.RunBlocked, e.RunUnblocked}) | ABOUT_BUDGETS

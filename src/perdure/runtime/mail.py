@@ -12,7 +12,7 @@ import msgspec
 from perdure.codec import dump_exception, pack
 from perdure.codec.hiding import hidden
 from perdure.decisions import refusal_of
-from perdure.engine.calls import QUESTIONS, Ask, Key, StepAsk, UnreadAsk, section_of
+from perdure.engine.calls import DONE_BY_ORIGINAL, QUESTIONS, Ask, Key, StepAsk, UnreadAsk, section_of
 from perdure.errors import RunCancelledError, StepError
 from perdure.history import events as e
 from perdure.history.spending import Limits, Share
@@ -209,8 +209,13 @@ def _stuck(live: LiveRun, letter: ControlLetter) -> list[Key]:
     """The stuck calls that a decision may be about; it is about the first. Who settles an effect names it: what may
     have come into doubt since somebody looked is nothing that a decision about the run speaks of."""
     stuck = [key for key, blocked in live.blocked_calls.items() if letter.call in {"", blocked.call}]
-    effects, blocked = live.execution.known.effects, live.blocked_calls
-    return [key for key in stuck if letter.call or key not in effects or blocked[key].short is not None]
+    effects = live.execution.known.effects
+    return [key for key in stuck if letter.call or key not in effects or _is_undone(live.blocked_calls[key])]
+
+
+def _is_undone(blocked: e.RunBlocked) -> bool:
+    """Whether nothing of an effect is in doubt: it waits for a budget, or for a word about its original."""
+    return blocked.short is not None or blocked.reason == DONE_BY_ORIGINAL
 
 
 def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:
@@ -221,6 +226,9 @@ def _unblock_call(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) 
         return
     if blocked.short is not None:
         _decide_about_budget(turns, live, letter, key)
+        return
+    if blocked.reason == DONE_BY_ORIGINAL:
+        turns.forks.decide(live, letter, blocked, key)
         return
     if key in live.execution.known.effects:
         _settle(turns, live, letter, key)

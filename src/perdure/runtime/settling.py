@@ -66,7 +66,7 @@ class Settling:
         ask = live.execution.open.get(key)
         undoes = ask.undoes if isinstance(ask, EffectAsk) else self._turns.sections.undoes(live, key)
         undoes = undoes if is_success else ""
-        undone = self._turns.effects.row(live, undoes) if undoes else None
+        undone = self._turns.effects.own_row(live, undoes) if undoes else None
         raw = value if is_success else dump_exception(StepError(entry.note), ())
         output = pack(raw, live.execution.memo)
         kind: Any = e.EffectSucceeded if is_success else e.EffectFailed

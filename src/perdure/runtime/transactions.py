@@ -104,6 +104,9 @@ class Transactions:
         if isinstance(error, StoreError) and body.error is None:
             if not self._turns.is_stopping:  # the outcome is unknown: the same again, under the same id
                 self._loop.call_later(PUT_OFF_MICROSECONDS / MICROSECONDS, self._send, flight, body)
+        elif isinstance(error, DoneMeanwhile):
+            live.under_way, flight.is_in_transaction = None, False
+            self._turns.effects.prepare(flight)
         elif error is not None:
             live.under_way, flight.is_in_transaction = None, False
             self._failed(flight, error)
@@ -139,6 +142,10 @@ class Transactions:
         effects.fail(flight, raw, "refused", flight.entry.moved(Happening.GIVEN_UP, now=now, note=str(error)))
 
 
+class DoneMeanwhile(Exception):
+    """The run that this one was forked from has done the same since it was looked at."""
+
+
 class _Body:
     """Runs the body inside the transaction, and makes the append that records it. Called on the writer's thread."""
 
@@ -151,11 +158,19 @@ class _Body:
     def __call__(self, connection: Any) -> Append:
         self.error = None
         try:
+            if self.flight.live.info.lineage:
+                self._refuse_what_was_done()
             value, running = self._run(connection)
             return self._record(value, running)
         except BaseException as error:
             self.error = error
             raise
+
+    def _refuse_what_was_done(self) -> None:
+        """While this transaction is open, no other writes: what the original has not done by now comes later."""
+        forks, flight = self.flight.effects.forks, self.flight
+        if not forks.is_confirmed(flight) and forks.met(flight) is not None:
+            raise DoneMeanwhile
 
     def _run(self, connection: Any) -> tuple[Any, Transaction]:
         spec = self.flight.spec

@@ -84,6 +84,7 @@ from perdure.store.protocol import (
 
 if TYPE_CHECKING:
     from perdure.gates.policy import Policy
+    from perdure.runtime.forks import Forks
     from perdure.runtime.gates import Gates
 
 log = logging.getLogger("perdure")
@@ -149,6 +150,7 @@ class Turns:
         self.doubts = Doubts(self)
         self.settling = Settling(self)
         self.transactions = Transactions(self)
+        self._forks: Forks | None = None
         self.live: dict[int, LiveRun] = {}
         self.pauses_from: int | None = None
         self.on_interruption = self.interrupted
@@ -190,6 +192,15 @@ class Turns:
         live.is_gated = self.policy is not None or live.execution.spec.policy is not None
         self.budgets.admit(live)
 
+    @property
+    def forks(self) -> Forks:
+        """Most processes have none."""
+        if self._forks is None:
+            from perdure.runtime.forks import Forks
+
+            self._forks = Forks(self)
+        return self._forks
+
     # ── load ─────────────────────────────────────────────────────────────────────────────────
     def admit(self, claim: Claim) -> None:
         """Take a claimed run into memory: load it, replay it, go on."""
@@ -219,6 +230,9 @@ class Turns:
         if is_to_pause:
             self.parking.pause(live, STARTED_PAUSED)
         if live.entries:
+            self.mark(live)
+        if live.info.lineage and live.blocked_calls and live.info.status is not Status.BLOCKED:
+            live.change = self.parking.change(live)  # a fork that begins where a person has to decide
             self.mark(live)
         live.execution.on_interruption = self.on_interruption
         live.is_slow = live.length > EVENTS_REPLAYED_INLINE_MAX
@@ -523,7 +537,7 @@ class Turns:
         elif execution.ending is not None:
             self.ends.end(live)
         else:
-            if execution.loop.timers or live.alarm_at is not None or live.has_approvals:
+            if execution.loop.timers or live.alarm_at is not None:
                 self.set_alarm(live)
             if live.has_more_than_lazy or live.then or execution.state is not live.state_written:
                 self.mark(live)
@@ -651,19 +665,11 @@ class Turns:
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────
     def deadline(self, live: LiveRun) -> int | None:
-        deadlines = [d for d in (self._own_deadline(live), self.sections.deadline(live)) if d is not None]
+        deadlines = [d for d in (live.execution.deadline(), self.sections.deadline(live)) if d is not None]
         return min(deadlines, default=None)
 
-    def _own_deadline(self, live: LiveRun) -> int | None:
-        """When something is to happen next in a run by itself; sections see to their own waits."""
-        deadline = live.execution.deadline()
-        if not live.has_approvals:
-            return deadline
-        told = self.approvals.deadline(live)
-        return deadline if told is None else told if deadline is None else min(deadline, told)
-
     def set_alarm(self, live: LiveRun) -> None:
-        deadline = self._own_deadline(live)
+        deadline = live.execution.deadline()
         if deadline == live.alarm_at:
             return
         live.silence()
@@ -673,13 +679,10 @@ class Turns:
 
     def _time_passed(self, live: LiveRun) -> None:
         live.alarm = live.alarm_at = None
-        if live.is_in_turn or live.is_gone or live.is_leaving:
+        if live.is_in_turn:
             return
-        if live.has_approvals:
-            self.approvals.remind(live)
         deadline = live.execution.deadline()
-        if deadline is None:
-            self.set_alarm(live)
+        if live.is_gone or live.is_leaving or deadline is None:
             return
         if deadline > self.clock.now():
             self.set_alarm(live)

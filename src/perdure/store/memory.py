@@ -36,6 +36,7 @@ from perdure.store.protocol import (
     Exists,
     Fenced,
     Filter,
+    ForkPoint,
     Held,
     Letter,
     Mail,
@@ -220,10 +221,14 @@ class MemoryStore:
     def _start(self, new: NewRun) -> Outcome:
         there = self._named(new.run_id)
         if there is None:
-            return Done(self._create(new), len(new.rows))
+            return Done(self._create(new), new.length) if self._has_point(new.forked_from) else Missing()
         if there.create_id == new.id:
-            return Done(there.info.rid, len(new.rows))
+            return Done(there.info.rid, new.length)
         return Exists(there.info)
+
+    def _has_point(self, point: ForkPoint | None) -> bool:
+        run = None if point is None else self._shared.runs.get(point.rid)
+        return point is None or (run is not None and run.length > point.seq)
 
     def _create(self, new: NewRun) -> int:
         rid = self._shared.next_rid
@@ -246,12 +251,17 @@ class MemoryStore:
             due_at=new.due_at if new.owner is None else (None if owner else now),
             parent_run_id=new.parent_run_id,
             tags=dict(new.tags),
-            chapter_seq=0,
+            chapter_seq=new.chapter_seq,
             waiting=None,
             state=None,
+            lineage=new.lineage,
+            forked_from=None if new.forked_from is None else new.forked_from.run_id,
+            forked_seq=None if new.forked_from is None else new.forked_from.seq,
         )
-        run = _Run(info, new.id, rules.first_wakes(new), len(new.rows), list(new.rows), {})
-        run.keep(new.blobs)
+        source = None if new.forked_from is None else self._shared.runs[new.forked_from.rid]
+        copied = () if source is None else source.rows[: new.first_seq]
+        run = _Run(info, new.id, rules.first_wakes(new), new.length, [*copied, *new.rows], {})
+        run.keep(new.blobs if source is None else [*source.blobs.items(), *new.blobs])
         self._shared.runs[rid], self._shared.by_id[new.run_id] = run, rid
         return rid
 
@@ -744,7 +754,11 @@ class MemoryStore:
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:
         with self._shared.lock:
-            old = [run for run in self._shared.runs.values() if self._is_prunable(run, ended_before)]
+            needed = self._needed_by_forks()
+            old = [
+                run for run in self._shared.runs.values()
+                if run.info.rid not in needed and self._is_prunable(run, ended_before)
+            ]  # fmt: skip
             chosen = sorted(old, key=lambda run: (run.info.updated_at, run.info.rid))[:limit]
             for run in chosen:
                 head = run.rows[-1].hash if run.rows else b""
@@ -756,6 +770,18 @@ class MemoryStore:
             uses, now = self._shared.uses, self._clock.now()
             self._shared.uses = {key: used for key, used in uses.items() if used.counts_until > now}
             return len(chosen)
+
+    def _needed_by_forks(self) -> set[int]:
+        """What forks that still run descend from, with its children."""
+        infos = [run.info for run in self._shared.runs.values()]
+        needed = {rid for info in infos if not info.status.is_final for rid in info.lineage}
+        left = [info.run_id for info in infos if info.rid in needed]
+        while left:
+            parent = left.pop()
+            children = [info for info in infos if info.parent_run_id == parent and info.rid not in needed]
+            needed.update(child.rid for child in children)
+            left += [child.run_id for child in children]
+        return needed
 
     def _forget_rows(self, rid: int) -> None:
         effects = self._shared.effects

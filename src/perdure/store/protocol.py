@@ -77,8 +77,19 @@ FIRST_EPOCH = 1
 """The epoch of a run that is created for a worker."""
 
 
+class ForkPoint(NamedTuple):
+    """A run's first events, up to `seq` and with it: what a fork of it begins with."""
+
+    rid: int
+    run_id: str
+    seq: int
+
+
 class NewRun(NamedTuple):
     """A run to be created with its first events.
+
+    With `forked_from` these follow copies of another run's, with its blobs, and `Missing` is the answer if that run is
+    not there or has no such event. `lineage`: the runs that this one descends from by forking, the nearest first.
 
     If `owner` is given it is claimed for that worker at once (epoch 1); has that worker been declared dead meanwhile,
     the run is nobody's and due at once, and its creator is fenced as soon as another claims it. Without an owner it is
@@ -98,6 +109,19 @@ class NewRun(NamedTuple):
     parent_run_id: str | None = None
     owner: str | None = None
     due_at: int | None = None
+    forked_from: ForkPoint | None = None
+    lineage: tuple[int, ...] = ()
+    chapter_seq: int = 0
+
+    @property
+    def first_seq(self) -> int:
+        """Where its own rows begin."""
+        return 0 if self.forked_from is None else self.forked_from.seq + 1
+
+    @property
+    def length(self) -> int:
+        """How many events it begins with."""
+        return self.first_seq + len(self.rows)
 
 
 class Watch(msgspec.Struct, frozen=True):
@@ -311,7 +335,7 @@ Outcome = Done | Exists | Held | OverRate | Overdrawn | Moved | Fenced | Ended |
 
 
 class RunInfo(NamedTuple):
-    """A run's index row."""
+    """A run's index row. `forked_from` and `forked_seq`: the run, and the event of it, where this one began."""
 
     rid: int
     run_id: str
@@ -331,6 +355,9 @@ class RunInfo(NamedTuple):
     chapter_seq: int
     waiting: bytes | None
     state: bytes | None
+    lineage: tuple[int, ...] = ()
+    forked_from: str | None = None
+    forked_seq: int | None = None
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -620,8 +647,9 @@ class Store(Protocol):
     def prune(self, *, ended_before: int, limit: int) -> int:
         """Delete up to `limit` finished runs with their events, blobs and mail, each run whole; what stays is one line
         per run: run id, rid, length, chain head, times, and its operations of scope `global`, for others still ask for
-        them. A finished child whose parent still runs is kept, and so is a run that has posted what is not sent. Uses
-        that count against no rate any more are deleted too.
+        them. A finished child whose parent still runs is kept, and so is a run that has posted what is not sent, and
+        what a fork that still runs descends from, with its children: their effects are not to be repeated. Uses that
+        count against no rate any more are deleted too.
         """
         ...
 

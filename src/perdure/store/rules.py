@@ -40,7 +40,7 @@ CRASH_LOOP_HINT = "each process that worked on it alone died without progress; f
 def check_write(write: Write) -> None:
     """Refuse what no correct caller sends. PerdureBug, before anything is written."""
     if isinstance(write, NewRun):
-        check_dense(write.rows, 0, write.run_id)
+        check_dense(write.rows, write.first_seq, write.run_id)
     elif isinstance(write, Append):
         check_append(write)
 

@@ -44,7 +44,9 @@ def check_accounts(store: Store, outside: Books, runs: Sequence[int], problem: C
 def _collect(store: Store, rid: int, of: dict[str, list[Happened]]) -> None:
     """What a run's history says about each operation."""
     operations: dict[tuple[str, int], str] = {}
-    for row in store.load(rid, from_seq=0).rows:
+    stored = store.load(rid, from_seq=0)
+    copied = -1 if stored.info.forked_seq is None else stored.info.forked_seq
+    for row in stored.rows[copied + 1 :]:
         event = e.decode(row.envelope)
         if isinstance(event, e.ChapterStarted):
             operations = {}

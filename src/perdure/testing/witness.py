@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from perdure.clock import MICROSECONDS
+from perdure.engine.calls import DONE_BY_ORIGINAL
 from perdure.engine.execution import Execution
 from perdure.history import events as e
 from perdure.ledger import EffectState
@@ -24,7 +25,7 @@ Call = tuple[str, int, str]
 """A step in a run: the run's id, the chapter, the call's label."""
 
 
-FOR_PERSONS = frozenset({"needs_person", "unknown_effect", "undecodable"})
+FOR_PERSONS = frozenset({"needs_person", "unknown_effect", "undecodable", DONE_BY_ORIGINAL})
 """What a run may be blocked for here."""
 
 

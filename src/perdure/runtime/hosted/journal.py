@@ -92,6 +92,14 @@ class Journal:
         self.people, self.here = HostedPeople(self), PerformedHere(self)
         self._begin()
 
+    @property
+    def code_id(self) -> str:
+        """The run's id as the code is to see it: that of the run which made the calls that it makes again now."""
+        for of, lengths in self.live.execution.known.origins:
+            if any(self.unused.has(event.key) for event, _, _ in self.history[: lengths.get(self.section, 0)]):
+                return of
+        return self.live.run_id
+
     # ── the record ───────────────────────────────────────────────────────────────────────────
     def _begin(self) -> None:
         """Nothing is asked for yet, everything recorded is unused."""

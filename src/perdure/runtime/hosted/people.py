@@ -47,7 +47,7 @@ class HostedPeople:
         def perform(request: Request) -> None:
             live, key = self._live, request.key
             request.is_wait = True
-            approval = decisions.approval_id(live.run_id, decisions.identity(live.execution.beginning.chapter, *key))
+            approval = live.execution.approval_at(key)
             before = live.execution.known.requests.get(key)
             if before is not None:
                 until = before.expires_at

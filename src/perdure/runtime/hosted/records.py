@@ -71,6 +71,10 @@ class Unclaimed:
     def __bool__(self) -> bool:
         return bool(self._left)
 
+    def has(self, key: Key) -> bool:
+        """Whether the code has not asked for this yet."""
+        return key in self._left
+
     def left(self) -> list[Record]:
         """All of them, in the order of the history."""
         return list(self._left.values())

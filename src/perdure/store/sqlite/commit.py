@@ -27,6 +27,7 @@ from perdure.store.protocol import (
     Ended,
     Exists,
     Fenced,
+    ForkPoint,
     Held,
     Letter,
     Missing,
@@ -354,11 +355,14 @@ class Commit:
     def _start(self, new: NewRun) -> Outcome:
         found = self._ids[new.run_id]
         if found is None:
-            return Done(self._create(new), len(new.rows))
+            return Done(self._create(new), new.length) if self._has_point(new.forked_from) else Missing()
         rid, create_id = found
         if create_id == new.id:
-            return Done(rid, len(new.rows))
+            return Done(rid, new.length)
         return Exists(run_info(self._sql("run_by_rid", rid).fetchone()))
+
+    def _has_point(self, point: ForkPoint | None) -> bool:
+        return point is None or self._sql("append_at", point.rid, point.seq).fetchone() is not None
 
     def _create(self, new: NewRun) -> int:
         rid = self._next_rid()
@@ -366,11 +370,15 @@ class Commit:
         status, owner, epoch, due_at = self._first_owner(new)
         self._new_runs.append((
             rid, new.run_id, new.id, new.workflow, new.version, status, owner, epoch, new.input_digest,
-            new.created_at, self._now, due_at, new.parent_run_id, _tags(new), rules.first_wakes(new), len(new.rows),
+            new.created_at, self._now, due_at, new.parent_run_id, _tags(new), rules.first_wakes(new), new.length,
+            new.chapter_seq, *_origin(new),
         ))  # fmt: skip
+        if new.forked_from is not None:
+            self._sql("copy_events", rid, new.forked_from.rid, new.forked_from.seq)
+            self._sql("copy_blobs", rid, new.forked_from.rid)
         self._events.extend(event_values(rid, row) for row in new.rows)
         self._blobs.extend((rid, digest, body) for digest, body in new.blobs)
-        self._facts.standing[rid] = (epoch, len(new.rows))
+        self._facts.standing[rid] = (epoch, new.length)
         return rid
 
     def _first_owner(self, new: NewRun) -> tuple[Status, str | None, int, int | None]:
@@ -438,6 +446,13 @@ def is_quiet(connection: sqlite3.Connection, rid: int, claimed_length: int) -> b
     """Whether nothing but starts and takeovers was recorded since the run was claimed. Looks no further than that."""
     kinds = connection.execute(QUERIES["kinds_since"], (rid, claimed_length))
     return all(kind in QUIET_KINDS for (kind,) in kinds)
+
+
+def _origin(new: NewRun) -> tuple[str | None, str | None, int | None]:
+    """The columns that only forks and their children have."""
+    lineage = msgspec.json.encode(new.lineage).decode() if new.lineage else None
+    point = new.forked_from
+    return (lineage, None, None) if point is None else (lineage, point.run_id, point.seq)
 
 
 def _tags(new: NewRun) -> str:

@@ -21,7 +21,11 @@ def run_info(columns: Sequence[Any]) -> RunInfo:
     """From the columns that every query on runs gives, in the order of RunInfo."""
     tags = columns[14]
     read_tags: dict[str, str] = {} if tags == "{}" else msgspec.json.decode(tags)
-    return RunInfo._make((*columns[:4], Status(columns[4]), *columns[5:14], read_tags, *columns[15:RUN_COLUMNS]))
+    lineage = columns[18]
+    descends: tuple[int, ...] = () if lineage is None else msgspec.json.decode(lineage, type=tuple[int, ...])
+    return RunInfo._make(
+        (*columns[:4], Status(columns[4]), *columns[5:14], read_tags, *columns[15:18], descends, *columns[19:21])
+    )
 
 
 def worker_info(columns: Sequence[Any]) -> WorkerInfo:
@@ -34,21 +38,18 @@ def ledger_entry(columns: Sequence[Any]) -> LedgerEntry:
 
 def approval_entry(columns: Sequence[Any]) -> ApprovalEntry:
     *before, status, approvers, quorum, recheck = columns[:14]
-    *between, said, used_by, policy, goal, scope, escalates_at, escalate_to = columns[14:]
+    *between, said, used_by, policy, goal, scope = columns[14:]
     names = tuple(msgspec.json.decode(approvers, type=list[str]))
     votes = msgspec.json.decode(said, type=tuple[Vote, ...])
-    others = tuple(msgspec.json.decode(escalate_to, type=list[str]))
     return ApprovalEntry._make(
-        (*before, ApprovalState(status), names, quorum, bool(recheck), *between, votes, used_by, policy, goal, scope,
-         escalates_at, others)
-    )  # fmt: skip
+        (*before, ApprovalState(status), names, quorum, bool(recheck), *between, votes, used_by, policy, goal, scope)
+    )
 
 
 def approval_columns(entry: ApprovalEntry) -> Sequence[Any]:
     return entry._replace(
         approvers=msgspec.json.encode(entry.approvers).decode(),  # type: ignore[arg-type]
         recheck=int(entry.recheck), said=msgspec.json.encode(entry.said).decode(),  # type: ignore[arg-type]
-        escalate_to=msgspec.json.encode(entry.escalate_to).decode(),  # type: ignore[arg-type]
     )  # fmt: skip
 
 

@@ -13,8 +13,8 @@ pytest.register_assert_rewrite(
     *(
         f"{__name__}.{part}"
         for part in (
-            "base", "accounts", "appends", "effects", "approvals", "rates", "mail", "workers", "reading", "notes",
-            "care",
+            "base", "accounts", "appends", "effects", "approvals", "forks", "rates", "mail", "workers", "reading",
+            "notes", "care",
         )
     )
 )
@@ -25,6 +25,7 @@ from perdure.testing.conformance.approvals import ApprovalPromises  # noqa: E402
 from perdure.testing.conformance.base import StillClock  # noqa: E402
 from perdure.testing.conformance.care import CarePromises  # noqa: E402
 from perdure.testing.conformance.effects import EffectPromises  # noqa: E402
+from perdure.testing.conformance.forks import ForkPromises  # noqa: E402
 from perdure.testing.conformance.mail import MailPromises  # noqa: E402
 from perdure.testing.conformance.notes import NotePromises  # noqa: E402
 from perdure.testing.conformance.rates import RatePromises  # noqa: E402
@@ -38,6 +39,7 @@ class StoreConformance(
     AppendPromises,
     EffectPromises,
     ApprovalPromises,
+    ForkPromises,
     RatePromises,
     AccountPromises,
     MailPromises,

@@ -125,6 +125,7 @@ OF_EVENT: dict[type[e.Event], str] = {
     e.TimePassed: "the passing of time",
     e.MessageArrived: "the arrival of a message",
     e.TakenOver: "the record of the takeover",
+    e.RunForked: "the fork",
     e.RunBlocked: "the parking of the run",
     e.RunUnblocked: "the taking in of a decision",
     e.PersonDecided: "the taking in of a decision",

@@ -1,11 +1,19 @@
 -- Pruning, heads, counts.
 
 -- name: prunable
+WITH RECURSIVE needed (rid, run_id) AS (
+    SELECT origin.rid, origin.run_id FROM runs AS fork
+    JOIN json_each(fork.lineage) AS ancestor JOIN runs AS origin ON origin.rid = ancestor.value
+    WHERE fork.lineage IS NOT NULL AND fork.status NOT IN ('completed', 'failed', 'cancelled')
+    UNION
+    SELECT child.rid, child.run_id FROM needed JOIN runs AS child ON child.parent_run_id = needed.run_id
+)
 SELECT rid FROM runs
 WHERE status IN ('completed', 'failed', 'cancelled') AND updated_at < :ended_before AND NOT EXISTS (
     SELECT 1 FROM runs AS parent
     WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('completed', 'failed', 'cancelled')
 ) AND NOT EXISTS (SELECT 1 FROM outbox WHERE outbox.rid = runs.rid AND outbox.status <> 'sent')
+AND rid NOT IN (SELECT needed.rid FROM needed)
 ORDER BY updated_at, rid LIMIT :limit;
 
 -- name: keep_head

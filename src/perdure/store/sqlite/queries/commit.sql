@@ -37,9 +37,8 @@ ON CONFLICT (operation_id) DO UPDATE SET
 -- name: write_approval
 INSERT INTO approvals (
     approval_id, rid, run_id, workflow, version, kind, call, label, subject, request_hash, status, approvers, quorum,
-    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by, policy, goal, scope,
-    escalates_at, escalate_to
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by, policy, goal, scope
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (approval_id) DO UPDATE SET
     status = excluded.status,
     approvers = excluded.approvers,
@@ -77,8 +76,16 @@ SELECT rid, create_id FROM runs WHERE run_id = ?;
 -- name: insert_run
 INSERT INTO runs (
     rid, run_id, create_id, workflow, version, status, owner, epoch, input_digest,
-    created_at, updated_at, due_at, parent_run_id, tags, wakes, claimed_length
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    created_at, updated_at, due_at, parent_run_id, tags, wakes, claimed_length, chapter_seq, lineage, forked_from,
+    forked_seq
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: copy_events
+INSERT INTO events (rid, seq, at, kind, envelope, input, output, hash)
+SELECT ?, seq, at, kind, envelope, input, output, hash FROM events WHERE rid = ? AND seq <= ? ORDER BY seq;
+
+-- name: copy_blobs
+INSERT INTO blobs (rid, digest, body) SELECT ?, digest, body FROM blobs WHERE rid = ?;
 
 -- name: change_run
 UPDATE runs SET

@@ -2,12 +2,12 @@
 
 -- name: run_by_id
 SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input_digest, created_at, updated_at,
-    due_at, parent_run_id, tags, chapter_seq, waiting, state
+    due_at, parent_run_id, tags, chapter_seq, waiting, state, lineage, forked_from, forked_seq
 FROM runs WHERE run_id = ?;
 
 -- name: run_by_rid
 SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input_digest, created_at, updated_at,
-    due_at, parent_run_id, tags, chapter_seq, waiting, state
+    due_at, parent_run_id, tags, chapter_seq, waiting, state, lineage, forked_from, forked_seq
 FROM runs WHERE rid = ?;
 
 -- name: unowned_kind_after
@@ -17,18 +17,18 @@ ORDER BY workflow, version LIMIT 1;
 
 -- name: overdue_of_kind
 SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input_digest, created_at, updated_at,
-    due_at, parent_run_id, tags, chapter_seq, waiting, state
+    due_at, parent_run_id, tags, chapter_seq, waiting, state, lineage, forked_from, forked_seq
 FROM runs WHERE workflow = ? AND version = ? AND owner IS NULL AND due_at IS NOT NULL AND due_at < ?;
 
 -- name: longest_overdue_of_kind
 SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input_digest, created_at, updated_at,
-    due_at, parent_run_id, tags, chapter_seq, waiting, state
+    due_at, parent_run_id, tags, chapter_seq, waiting, state, lineage, forked_from, forked_seq
 FROM runs WHERE workflow = ? AND version = ? AND owner IS NULL AND due_at IS NOT NULL AND due_at < ?
 ORDER BY due_at, rid LIMIT 1;
 
 -- name: list_runs
 SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input_digest, created_at, updated_at,
-    due_at, parent_run_id, tags, chapter_seq, waiting, state
+    due_at, parent_run_id, tags, chapter_seq, waiting, state, lineage, forked_from, forked_seq
 FROM runs WHERE TRUE
 
 -- name: and_workflow
@@ -118,14 +118,12 @@ ORDER BY rowid DESC LIMIT :limit
 
 -- name: approval
 SELECT approval_id, rid, run_id, workflow, version, kind, call, label, subject, request_hash, status, approvers, quorum,
-    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by, policy, goal, scope,
-    escalates_at, escalate_to
+    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by, policy, goal, scope
 FROM approvals WHERE approval_id = ?;
 
 -- name: list_approvals
 SELECT approval_id, rid, run_id, workflow, version, kind, call, label, subject, request_hash, status, approvers, quorum,
-    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by, policy, goal, scope,
-    escalates_at, escalate_to
+    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by, policy, goal, scope
 FROM approvals WHERE TRUE
 
 -- name: and_kind

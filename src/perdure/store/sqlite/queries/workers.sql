@@ -76,5 +76,5 @@ UPDATE runs SET lost_owner = NULL, lost_how = NULL WHERE rid = ?;
 
 -- name: claimed_run
 SELECT rid, run_id, workflow, version, status, reason, hint, owner, epoch, input_digest, created_at, updated_at,
-    due_at, parent_run_id, tags, chapter_seq, waiting, state, lost_owner, lost_how, deaths, lone
+    due_at, parent_run_id, tags, chapter_seq, waiting, state, lineage, forked_from, forked_seq, lost_owner, lost_how, deaths, lone
 FROM runs WHERE rid = ?;
