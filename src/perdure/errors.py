@@ -14,6 +14,7 @@
     │   ├── RunConflictError         the id is taken by another workflow or input
     │   ├── RunBlockedError          the run is parked; says why and what unblocks it
     │   ├── RunCancelledError        the run was cancelled
+    │   ├── MoveRefused              the run cannot go on under that version, or not now; nothing was changed
     │   ├── RunFinishedError         the run ended; nothing can be sent to it
     │   ├── ForkPointError           the run cannot be forked at that event; says where it can
     │   ├── DuplicateOperation       another call has asked for exactly this effect; nothing was sent
@@ -151,6 +152,18 @@ class UnknownNameError(RunError):
 
 class RunConflictError(RunError):
     """The run id is in use by another workflow or with another input. The first run is unharmed."""
+
+
+class MoveRefused(RunError):
+    """A run cannot be moved to a version of its workflow; nothing was changed. `why`: what its history has and the code
+    there does not, or who has the run in hands."""
+
+    def __init__(self, run_id: str, why: str) -> None:
+        super().__init__(f"run {run_id} is not moved: {why}")
+        self.run_id, self.why = run_id, why
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.run_id, self.why)
 
 
 class RunBlockedError(RunError):

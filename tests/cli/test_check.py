@@ -151,6 +151,21 @@ def test_a_worker_that_is_started_paused_leaves_it_to_people_to_go_on(terminal: 
     assert terminal.here("runs", "resume", "a", "--all").exit_code == 2
 
 
+def test_a_run_is_moved_where_it_replays(paid: Terminal) -> None:
+    later = edited(paid, "later.py", ("@workflow", "@workflow(version=2)"))
+    wrong = edited(paid, "wrong.py", RISK, ("@workflow", "@workflow(version=3)"))
+    refused = paid.here("runs", "move", "r", "--to", "3", "--app", wrong)
+    assert refused.exit_code == 6
+    assert "is not moved: it does not replay under version 3: the history has step 'plan'" in refused.stderr
+    assert paid.here("runs", "move", "r", "--to", "9", "--app", later).exit_code == 5
+    moved = paid.here("runs", "move", "r", "--to", "2", "--app", later, "--by", "ann")
+    assert moved.stdout == "run r goes on under version 2; it was of version 1\n"
+    shown = paid.here("runs", "show", "r").stdout
+    assert "goes on under version 2, moved by ann" in shown
+    assert "version 2" in shown.splitlines()[0]
+    assert paid.here("store", "verify").exit_code == 0
+
+
 def paused(terminal: Terminal) -> list[str]:
     listed = json.loads(terminal.here("runs", "list", "--json").stdout)
     return sorted(run["id"] for run in listed if run["reason"] == "paused")

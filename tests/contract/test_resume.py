@@ -13,6 +13,7 @@ from tests.runtime.hosting import eventually, host_of, is_in_memory, on_one_stor
 
 import perdure
 from perdure import RunBlockedError, Runtime, Status, workflow
+from perdure.audit.verify import verify
 from perdure.history import events as e
 
 BODY = """
@@ -367,3 +368,96 @@ def host_store(on: On) -> Any:
 async def is_paused(runtime: Runtime, run_id: str) -> bool:
     summary = await (await runtime.get(run_id)).summary()
     return summary.reason == "paused"
+
+
+VERSIONS = """
+@step
+async def search(query: str) -> str:
+    return query
+
+@step
+async def rank(hits: str) -> str:
+    return hits + ", ranked"
+
+@workflow(version=7, prompt_release="May")
+async def agent() -> str:
+    hits = await search("tea")
+    await perdure.receive("go on")
+    await perdure.sleep(days=2)
+    return hits
+
+@workflow(name="agent", version=8, prompt_release="June")
+async def agent_8() -> str:
+    hits = await search("tea")
+    await perdure.receive("go on")
+    return await rank(hits)
+
+@workflow(name="agent", version=9)
+async def agent_9() -> str:
+    return await rank("tea")
+"""
+
+
+def test_a_run_is_moved_to_another_version_if_it_replays_there(on: On, tmp_path: Path) -> None:
+    seven = workflow_of(tmp_path, VERSIONS)
+    module = seven.spec.function.__globals__
+    eight, nine = module["agent_8"], module["agent_9"]
+
+    async def main() -> None:
+        await park(on(seven), seven)
+        async with perdure.Client(host_store(on), workflows=[eight, nine]) as client:
+            run = await client.get("r")
+            with pytest.raises(
+                perdure.errors.MoveRefused, match="does not replay under version 9: the history has step"
+            ):
+                await run.move(9)
+            with pytest.raises(perdure.UnknownNameError, match="no version of agent '10'"):
+                await run.move(10)
+            before = await run.history()
+            assert (await run.move(8, by="ann"), (await run.summary()).version) == (7, 8)
+            assert (await run.summary()).status is Status.WAITING
+            (added,) = (await run.history())[len(before) :]
+            assert isinstance(added.event, e.Adopted)
+            assert (added.event.how, added.event.by, added.event.manifest["prompt_release"]) == ("moved", "ann", "June")
+        assert verify(host_store(on).again()).damage == ()
+        await let_load(on(seven))  # it is none of its runs any more
+        assert await go_on(on(eight)) == "tea, ranked"
+        assert verify(host_store(on).again()).damage == ()
+        assert len(await adopted(on())) == 1
+        async with perdure.Client(host_store(on), workflows=[eight]) as client:
+            with pytest.raises(perdure.RunFinishedError):
+                await (await client.get("r")).move(8)
+
+    run_async(main())
+
+
+def test_a_run_that_is_parked_for_its_code_goes_on_where_it_is_moved_to(on: On, tmp_path: Path) -> None:
+    seven = workflow_of(tmp_path, VERSIONS)
+    eight = seven.spec.function.__globals__["agent_8"]
+    other = workflow_of(tmp_path, VERSIONS.replace('    hits = await search("tea")', '    hits = await rank("tea")'))
+
+    async def main() -> None:
+        await park(on(seven), seven)
+        with pytest.raises(RunBlockedError, match="rank"):
+            await go_on(on(other))
+        async with on(eight) as runtime:
+            run = await runtime.get("r")
+            assert await run.move(8) == 7
+            assert await run.result(timeout=20, wait_blocked=True) == "tea, ranked"
+
+    run_async(main())
+
+
+def test_a_run_that_a_worker_has_in_hands_is_not_moved(on: On, tmp_path: Path) -> None:
+    seven = workflow_of(tmp_path, VERSIONS)
+    eight = seven.spec.function.__globals__["agent_8"]
+
+    async def main() -> None:
+        async with on(seven, eight, evict_after=60) as runtime:
+            run = await runtime.start(seven.call(), id="r")
+            await eventually(lambda: is_in_memory(runtime, "r"))
+            with pytest.raises(perdure.errors.MoveRefused, match="has it in hands"):
+                await run.move(8)
+            assert (await run.summary()).version == 7
+
+    run_async(main())

@@ -89,10 +89,10 @@ def check_store(
             yield _check_info(store, info, catalog)
 
 
-def check_run(store: Store, info: RunInfo, spec: WorkflowSpec) -> Checked:
-    """One run against this code, whichever version it is of."""
+def checked(stored: Stored, blobs: Blobs, spec: WorkflowSpec) -> Checked:
+    """One history against this code, whichever version it is of."""
     with _as_in_a_runtime():
-        return check_history(store.load(info.rid), store, spec)
+        return check_history(stored, blobs, spec)
 
 
 def check_histories(kept: Iterable[tuple[Stored, Blobs]], workflows: Iterable[WorkflowSpec]) -> Iterator[Checked]:

@@ -246,6 +246,23 @@ class Run(Generic[RESULT]):
         """Start nothing new in this run until `resume()`; what is under way ends and is recorded."""
         await self._post("pause", "", _control(mail.ControlLetter(by=by)))
 
+    async def move(self, version: int, *, by: str = "") -> int:
+        """Have the run go on under another version of its workflow; gives the version that it had.
+
+        The version has to be known here (`Client(workflows=)`). It is checked first: the history is replayed there, and
+        nothing performed. MoveRefused, and nothing is changed, if it does not replay, or if a worker has the run in
+        hands just now: try again, or pause it first. RunFinishedError if it has ended."""
+        from perdure.api.moving import move
+
+        spec = self._client._workflows.get((self._info.workflow, version))
+        if spec is None:
+            known = [str(of) for name, of in self._client._workflows if name == self._info.workflow]
+            raise UnknownNameError(f"version of {self._info.workflow}", str(version), known)
+        now = self._client._clock.now()
+        before = await self._client._read(lambda: move(self._client._store, self._find(), spec, by=by, now=now))
+        self._client._mailed()
+        return before
+
     async def resume(self, by: str = "") -> None:
         """Go on with a paused run."""
         await self._post("resume", "", _control(mail.ControlLetter(by=by)))

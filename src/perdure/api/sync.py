@@ -81,6 +81,10 @@ class SyncRun(Generic[R]):
         """Start nothing new in this run until `resume()`."""
         self._door.wait(self._run.pause(by), "pause")
 
+    def move(self, version: int, *, by: str = "") -> int:
+        """Have the run go on under another version of its workflow; see `Run.move`."""
+        return self._door.wait(self._run.move(version, by=by), "move")
+
     def resume(self, by: str = "") -> None:
         """Go on with a paused run."""
         self._door.wait(self._run.resume(by), "resume")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from perdure.codec import digest, unpack
 from perdure.engine.agreement import disagreements, told_of_effects
@@ -138,14 +139,20 @@ STATUS_OF_ENDING: dict[type[e.Event], Status] = {
 }
 
 
+def _version_of(first: e.RunStarted, events: Sequence[e.Event | None]) -> Any:
+    """As which version the history has the run: that of its beginning, or the one it was moved to."""
+    moves = [each.manifest for each in events if isinstance(each, e.Adopted) and each.how == "moved"]
+    return moves[-1].get("workflow_version") if moves else first.version
+
+
 def _disagreements(info: RunInfo, events: Sequence[e.Event | None]) -> Iterator[str]:
     """Where a run's index row says something else than its history."""
     first, last = (events[0], events[-1]) if events else (None, None)
     if not isinstance(first, e.RunStarted):
         yield "its history does not begin with a beginning"
-    elif (first.workflow, first.version, first.identity) != (info.workflow, info.version, info.input_digest) or (
-        info.forked_from is None and first.parent != info.parent_run_id
-    ):
+    elif (first.workflow, _version_of(first, events), first.identity) != (
+        info.workflow, info.version, info.input_digest
+    ) or (info.forked_from is None and first.parent != info.parent_run_id):  # fmt: skip
         yield "the index says another workflow, version, parent, input or scope than the history"
     forks = [event for event in events if isinstance(event, e.RunForked)]
     origin = (forks[-1].of, forks[-1].seq) if forks else (None, None)

@@ -353,6 +353,23 @@ def pause(run: RunArgument, by: ByOption = "", store: StoreOption = None, json: 
 
 
 @app.command()
+def move(
+    run: RunArgument,
+    to: Annotated[int, typer.Option("--to", help="The version that it is to go on under.", show_default=False)],
+    app: Annotated[str, typer.Option("--app", metavar="app.py", help="Where that version is.", show_default=False)],
+    by: ByOption = "",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> ExitCode:
+    """Have a run go on under another version of its workflow, if its history replays there. Performs nothing."""
+    with existing_store(store) as opened:
+        before = asyncio.run(act_on(opened, run, lambda handle: handle.move(to, by=by), workflows_at([app])))
+    sentence = f"run {run} goes on under version {to}; it was of version {before}"
+    tell(sentence, {"run": run, "version": to, "before": before}, as_json=json)
+    return ExitCode.OK
+
+
+@app.command()
 def resume(
     run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run's id.", show_default=False)] = None,
     all_runs: Annotated[bool, typer.Option("--all", help="Every run that is paused.")] = False,

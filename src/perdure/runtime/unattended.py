@@ -60,7 +60,7 @@ def _end(store: Store, info: RunInfo, now: int) -> Outcome:
     )  # fmt: skip
     letters = tuple(mail.from_parent(child, now=now) for child in _children_left(rows))
     append = Append(
-        os.urandom(16), info.rid, info.epoch, rows[-1].seq + 1, tuple(_rows_after(rows[-1], entries, now)),
+        os.urandom(16), info.rid, info.epoch, rows[-1].seq + 1, tuple(rows_after(rows[-1], entries, now)),
         change=change, letters=letters, effects=tuple(entry.ledger for entry in entries if entry.ledger is not None),
         approvals=tuple(entry.approval for entry in entries if entry.approval is not None),
         spending=tuple(movement for entry in entries for movement in entry.spending),
@@ -68,7 +68,8 @@ def _end(store: Store, info: RunInfo, now: int) -> Outcome:
     return store.commit([append])[0]
 
 
-def _rows_after(last: Row, entries: Iterable[Entry], now: int) -> Iterator[Row]:
+def rows_after(last: Row, entries: Iterable[Entry], now: int) -> Iterator[Row]:
+    """The rows of what is added to a history that ends with `last`."""
     for seq, entry in enumerate(entries, last.seq + 1):
         at, envelope = max(now, last.at), e.encode(entry.event)
         output = None if entry.output is None else entry.output.inline

@@ -366,6 +366,8 @@ class MemoryStore:
             info = info._replace(state=change.state)
         if change.chapter_seq is not None:
             info = info._replace(chapter_seq=change.chapter_seq)
+        if change.version is not None:
+            info = info._replace(version=change.version)
         run.info = info
         if change.ending is not None:
             self._end(run, change.ending)

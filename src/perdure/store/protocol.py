@@ -141,7 +141,8 @@ class Change(NamedTuple):
 
     `release` gives the run up: nobody owns it, it is due at `due_at`, and at once if mail that wakes it is there.
     `ending` is the letter that watchers of the run get (its outcome); given exactly when `status` is final. A run that
-    has ended is nobody's and never due; its mailbox is emptied.
+    has ended is nobody's and never due; its mailbox is emptied. `version`: the run is one of that version from now on,
+    and workers find it as such.
     """
 
     status: Status | None = None
@@ -154,6 +155,7 @@ class Change(NamedTuple):
     due_at: int | None = None
     wakes: Wakes = Wakes.MAIL
     ending: bytes | None = None
+    version: int | None = None
 
 
 class Post(NamedTuple):

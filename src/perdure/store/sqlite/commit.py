@@ -301,6 +301,8 @@ class Commit:
             "chapter_seq": change.chapter_seq,
             "now": self._now,
         }
+        if change.version is not None:
+            self._sql("move_run", change.version, rid)
         if change.ending is not None:
             self._ended.append(values | {"due_at": None, "wakes": "nothing", "ending": change.ending})
             self._facts.standing.pop(rid, None)

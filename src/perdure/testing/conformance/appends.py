@@ -77,6 +77,18 @@ class AppendPromises(StoreCase):
         assert self.write(append(rid, 1, epoch=1)) == Fenced(2)
         assert self.write(append(rid, 1, epoch=2)) == Done(rid, 2)
 
+    def test_a_run_can_be_of_another_version_from_now_on(self) -> None:
+        """Workers find it as such, and it stays due when it was."""
+        rid = self.done(new_run("r", due_at=self.clock.now())).rid
+        before = self.info()
+        self.done(append(rid, 1, epoch=before.epoch, change=Change(version=before.version + 1)))
+        after = self.info()
+        assert (after.version, after.due_at, after.status) == (before.version + 1, before.due_at, before.status)
+        assert self.store.find("r") == after
+        both = frozenset({(before.workflow, before.version), (before.workflow, after.version)})
+        (claim,) = self.store.claim("w", now=self.clock.now(), limit=9, known=both)
+        assert claim.info.version == after.version
+
     def test_an_append_to_nothing_is_missing(self) -> None:
         assert self.write(append(4711, 0)) == Missing()
 

@@ -98,6 +98,9 @@ UPDATE runs SET
     updated_at = :now
 WHERE rid = :rid;
 
+-- name: move_run
+UPDATE runs SET version = ? WHERE rid = ?;
+
 -- name: release_run
 UPDATE runs SET
     status = coalesce(:status, status),
