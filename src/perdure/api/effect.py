@@ -228,8 +228,8 @@ def effect(
     `scope="global"`: the key is the same for all runs. `retry`: default one attempt, three if the downstream is
     idempotent; an attempt whose outcome is in doubt is never simply repeated. `name`: what stands in ids and histories;
     after a rename give the old ones as `aliases`. `on_repeat="reuse"`: another call with the same key and request gets
-    the recorded answer. `reversible`, `risk`: for policies, and for people who decide. `recovery="compensate"`: a
-    promise that was made; it is undone only after a person confirmed. `uses`: what an attempt is expected to use of a
+    the recorded answer. `reversible=False`: it is sent only under an approval, or where a policy allows it. `risk`: for
+    people who decide. `recovery="compensate"`: a promise that was made; it is undone only after a person confirmed. `uses`: what an attempt is expected to use of a
     budget, besides being an effect. `secrets`: names of those that its body, its look-up and its undoing may have by
     `perdure.secret(name)`; or names and what each is for.
 

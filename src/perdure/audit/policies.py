@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -49,7 +49,7 @@ def written_call(text: str) -> tuple[str, dict[str, Any]]:
         arguments = None
     if found is None or not isinstance(arguments, dict):
         raise UsageError(f"{text!r} is no call: a name, and its arguments as JSON, as in refund({{\"amount\": 50}})")
-    return found[1], arguments
+    return found[1], cast("dict[str, Any]", arguments)
 
 
 def said_of(
