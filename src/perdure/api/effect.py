@@ -229,9 +229,9 @@ def effect(
     idempotent; an attempt whose outcome is in doubt is never simply repeated. `name`: what stands in ids and histories;
     after a rename give the old ones as `aliases`. `on_repeat="reuse"`: another call with the same key and request gets
     the recorded answer. `reversible=False`: it is sent only under an approval, or where a policy allows it. `risk`: for
-    people who decide. `recovery="compensate"`: a promise that was made; it is undone only after a person confirmed. `uses`: what an attempt is expected to use of a
-    budget, besides being an effect. `secrets`: names of those that its body, its look-up and its undoing may have by
-    `perdure.secret(name)`; or names and what each is for.
+    people who decide. `recovery="compensate"`: a promise that was made; it is undone only after a person confirmed.
+    `uses`: what an attempt is expected to use of a budget, besides being an effect. `secrets`: names of those that its
+    body, its look-up and its undoing may have by `perdure.secret(name)`; or names and what each is for.
 
     Every effect needs a `.key`. Raises DeclarationError for what cannot be meant.
 
