@@ -419,6 +419,8 @@ def test_a_run_is_moved_to_another_version_if_it_replays_there(on: On, tmp_path:
             (added,) = (await run.history())[len(before) :]
             assert isinstance(added.event, e.Adopted)
             assert (added.event.how, added.event.by, added.event.manifest["prompt_release"]) == ("moved", "ann", "June")
+            for fork, version in ((await run.fork(added.seq - 1), 7), (await run.fork(added.seq), 8)):
+                assert (await fork.summary()).version == version
         assert verify(host_store(on).again()).damage == ()
         await let_load(on(seven))  # it is none of its runs any more
         assert await go_on(on(eight)) == "tea, ranked"

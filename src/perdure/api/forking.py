@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Literal
 
+from perdure.audit.verify import version_of
 from perdure.engine.forking import ForkPoints
 from perdure.errors import ForkPointError, HistoryCorruptError, RunConflictError, UsageError
 from perdure.history import events as e
@@ -34,8 +35,9 @@ def new_fork(store: Store, info: RunInfo, at: At, run_id: str, *, by: str, why: 
     forked = e.RunForked(info.run_id, info.rid, seq, rows[seq].hash.hex(), by, why)
     envelope, stamp = e.encode(forked), max(now, rows[seq].at)
     row = Row(seq + 1, stamp, e.kind(forked), envelope, None, None, link(rows[seq].hash, seq + 1, stamp, envelope))
+    version = version_of(readable[: seq + 1])  # the run may have been moved to another one since
     return NewRun(
-        os.urandom(16), run_id, info.workflow, info.version, info.input_digest, now, (row,), tags=info.tags, due_at=now,
+        os.urandom(16), run_id, info.workflow, version, info.input_digest, now, (row,), tags=info.tags, due_at=now,
         forked_from=ForkPoint(info.rid, info.run_id, seq), lineage=(info.rid, *info.lineage),
         chapter_seq=_chapter_of(rows[: seq + 1]),
     )  # fmt: skip

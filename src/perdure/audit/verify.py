@@ -139,10 +139,10 @@ STATUS_OF_ENDING: dict[type[e.Event], Status] = {
 }
 
 
-def _version_of(first: e.RunStarted, events: Sequence[e.Event | None]) -> Any:
-    """As which version the history has the run: that of its beginning, or the one it was moved to."""
+def version_of(events: Sequence[e.Event | None]) -> Any:
+    """As which version a history has its run: that of its beginning, or the one it was moved to."""
     moves = [each.manifest for each in events if isinstance(each, e.Adopted) and each.how == "moved"]
-    return moves[-1].get("workflow_version") if moves else first.version
+    return moves[-1].get("workflow_version") if moves else getattr(events[0], "version", None)
 
 
 def _disagreements(info: RunInfo, events: Sequence[e.Event | None]) -> Iterator[str]:
@@ -150,7 +150,7 @@ def _disagreements(info: RunInfo, events: Sequence[e.Event | None]) -> Iterator[
     first, last = (events[0], events[-1]) if events else (None, None)
     if not isinstance(first, e.RunStarted):
         yield "its history does not begin with a beginning"
-    elif (first.workflow, _version_of(first, events), first.identity) != (
+    elif (first.workflow, version_of(events), first.identity) != (
         info.workflow, info.version, info.input_digest
     ) or (info.forked_from is None and first.parent != info.parent_run_id):  # fmt: skip
         yield "the index says another workflow, version, parent, input or scope than the history"
