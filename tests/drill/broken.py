@@ -17,11 +17,6 @@ async def charge_without_key(order: str) -> str:
     return await bank.send(f"{order} {sum(bank.requests.values())}", 5)
 
 
-@charge_without_key.key
-def _(order: str) -> str:
-    return order
-
-
 @effect(downstream=Idempotent())
 async def numbered(order: str) -> str:
     """The other side makes a new receipt for each request."""
@@ -30,19 +25,9 @@ async def numbered(order: str) -> str:
     return f"receipt {sum(bank.requests.values())}"
 
 
-@numbered.key
-def _(order: str) -> str:
-    return order
-
-
 @effect(downstream=CanLookUp())
 async def transfer_looked_up_wrongly(order: str) -> str:
     return await perdure.use(Bank).send(perdure.operation().id, 5)
-
-
-@transfer_looked_up_wrongly.key
-def _(order: str) -> str:
-    return order
 
 
 @transfer_looked_up_wrongly.lookup
@@ -56,9 +41,13 @@ async def post(order: str) -> str:
     return await perdure.use(Bank).send(perdure.operation().id, 5)
 
 
-@post.key
-def _(order: str) -> str:
-    return order
+@effect(downstream=NoGuarantee())
+async def unclear(order: str) -> str:
+    raise perdure.InDoubt("nobody knows")
+
+
+for each in (charge_without_key, numbered, transfer_looked_up_wrongly, post, unclear):
+    each.key(lambda order: order)
 
 
 @step
@@ -155,16 +144,6 @@ async def asks_nobody(order: str) -> str:
 @workflow
 async def waits_for_ever(order: str) -> str:
     return await perdure.receive("approval", str)
-
-
-@effect(downstream=NoGuarantee())
-async def unclear(order: str) -> str:
-    raise perdure.InDoubt("nobody knows")
-
-
-@unclear.key
-def _(order: str) -> str:
-    return order
 
 
 @workflow

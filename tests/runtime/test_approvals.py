@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any
@@ -25,6 +26,7 @@ from perdure import (
     NotFound,
     Operation,
     Rejected,
+    Run,
     Runtime,
     UnknownNameError,
     UsageError,
@@ -102,13 +104,22 @@ async def asked(client: Client, run: str | None = None, count: int = 1) -> list[
     return found[::-1]
 
 
+@contextlib.asynccontextmanager
+async def one_request(
+    make: Callable[..., Runtime], call: Any
+) -> AsyncGenerator[tuple[Runtime, Run[Any], RequestSummary]]:
+    """A run "r" that asks people for one thing: who executes it, the run, and what it asks."""
+    async with make(call.of) as runtime:
+        run = await runtime.start(call, id="r")
+        (it,) = await asked(runtime)
+        yield runtime, run, it
+
+
 def test_exactly_what_was_approved_is_done_once() -> None:
     make = on_one_store()
 
     async def main() -> None:
-        async with make(agent) as runtime:
-            run = await runtime.start(agent.call("o-1", 4200), id="r")
-            (it,) = await asked(runtime)
+        async with one_request(make, agent.call("o-1", 4200)) as (runtime, run, it):
             assert PAID == []
             assert (it.kind, it.subject, it.key) == ("approval", "refund", "o-1")
             assert it.arguments == {"order": "o-1", "cents": 4200}
@@ -137,9 +148,7 @@ def test_a_rejection_comes_out_with_who_and_why() -> None:
     make = on_one_store()
 
     async def main() -> None:
-        async with make(agent) as runtime:
-            run = await runtime.start(agent.call("o-1", 4200), id="r")
-            (it,) = await asked(runtime)
+        async with one_request(make, agent.call("o-1", 4200)) as (runtime, run, it):
             await runtime.reject(it.id, hash=it.hash[:8], by="bo", role="supervisor", comment="too much")
             with pytest.raises(Rejected) as no:
                 await run.result(timeout=20)
@@ -318,9 +327,7 @@ def test_a_quorum_counts_persons() -> None:
     make = on_one_store()
 
     async def main() -> None:
-        async with make(of_two) as runtime:
-            run = await runtime.start(of_two.call("o-1"), id="r")
-            (it,) = await asked(runtime)
+        async with one_request(make, of_two.call("o-1")) as (runtime, run, it):
             await runtime.approve(it.id, hash=it.hash, by="ann")
             for role in ("", "supervisor"):
                 with pytest.raises(DecisionRefused) as no:
@@ -345,9 +352,7 @@ def test_one_who_rejects_is_enough() -> None:
     make = on_one_store()
 
     async def main() -> None:
-        async with make(of_two) as runtime:
-            run = await runtime.start(of_two.call("o-1"), id="r")
-            (it,) = await asked(runtime)
+        async with one_request(make, of_two.call("o-1")) as (runtime, run, it):
             await runtime.approve(it.id, hash=it.hash, by="ann")
             await runtime.reject(it.id, hash=it.hash, by="bo", role="supervisor", comment="no")
             with pytest.raises(Rejected, match="no"):
@@ -361,9 +366,7 @@ def test_a_decision_is_handed_on() -> None:
     make = on_one_store()
 
     async def main() -> None:
-        async with make(of_two) as runtime:
-            run = await runtime.start(of_two.call("o-1"), id="r")
-            (it,) = await asked(runtime)
+        async with one_request(make, of_two.call("o-1")) as (runtime, run, it):
             await runtime.delegate(it.id, to="cy", hash=it.hash, by="ann", comment="on leave")
             with pytest.raises(DecisionRefused) as no:
                 await runtime.approve(it.id, hash=it.hash, by="ann")
@@ -399,9 +402,7 @@ def test_what_is_done_is_what_was_shown_whatever_becomes_of_it_meanwhile() -> No
         return await sent
 
     async def main() -> None:
-        async with make(grows) as runtime:
-            run = await runtime.start(grows.call(), id="r")
-            (it,) = await asked(runtime)
+        async with one_request(make, grows.call()) as (runtime, run, it):
             await run.send("more")
             await eventually(lambda: _has_come(run))
             await runtime.approve(it.id, hash=it.hash, by="ann")
@@ -458,9 +459,7 @@ def test_an_approval_that_is_used_is_good_for_nothing_else() -> None:
         return said
 
     async def main() -> None:
-        async with make(chat) as runtime:
-            run = await runtime.start(chat.call("o-1"), id="r")
-            (it,) = await asked(runtime)
+        async with one_request(make, chat.call("o-1")) as (runtime, run, it):
             await runtime.approve(it.id, hash=it.hash, by="ann")
             for turn in ("a", "b"):
                 await run.send("turn", turn)
@@ -745,9 +744,7 @@ def test_the_end_of_a_run_withdraws_what_it_asks(how: str) -> None:
         return await asking
 
     async def main() -> None:
-        async with make(waits) as runtime:
-            run = await runtime.start(waits.call(), id="r")
-            (it,) = await asked(runtime)
+        async with one_request(make, waits.call()) as (_, run, it):
             if how == "sibling":
                 await run.send("go")
                 assert await run.result(timeout=20) == "without it"
@@ -774,9 +771,7 @@ def test_a_paused_run_takes_decisions_when_it_goes_on() -> None:
     make = on_one_store()
 
     async def main() -> None:
-        async with make(agent) as runtime:
-            run = await runtime.start(agent.call("o-1", 1), id="r")
-            (it,) = await asked(runtime)
+        async with one_request(make, agent.call("o-1", 1)) as (runtime, run, it):
             await run.pause()
             await runtime.approve(it.id, hash=it.hash, by="ann")
             await eventually(lambda: _is_paused(run))

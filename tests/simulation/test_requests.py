@@ -100,12 +100,20 @@ class Broken:
 
     def __call__(self, cls: Any, method: str, body: Callable[..., Any]) -> None:
         right = getattr(cls, method)
-        self._monkeypatch.setattr(cls, method, lambda *given, **named: body(right, *given, **named))
+
+        def wrong(*given: Any, **named: Any) -> Any:
+            return body(right, *given, **named)
+
+        self._monkeypatch.setattr(cls, method, wrong)
 
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
     return Broken(monkeypatch)
+
+
+def does_nothing(right: Any, *given: Any) -> None:
+    pass
 
 
 ROUGH = Plan(workers=2, kills=2, pauses=2, slow=0.5)
@@ -124,12 +132,16 @@ def test_it_finds_decisions_that_are_judged_when_they_are_read(broken: Broken) -
 
 def test_it_finds_decisions_that_are_judged_before_they_reach_the_store(broken: Broken) -> None:
     """By the row alone: what lies in the mailbox is not looked at."""
-    broken(rules, "refused", lambda right, given, entry, waiting, now: right(given, entry, (), now))
+
+    def refused(right: Any, given: Any, entry: Any, waiting: Any, now: int) -> Any:
+        return right(given, entry, (), now)
+
+    broken(rules, "refused", refused)
     assert "cannot count, and the store said Done" in found(approve(pays()), ROUGH)
 
 
 def test_it_finds_early_decisions_that_are_lost_between_chapters(broken: Broken) -> None:
-    broken(Approvals, "carry_early", lambda right, *given: None)
+    broken(Approvals, "carry_early", does_nothing)
     problems = found(p.Sequence(0, (step(150), approve(pays()))), Plan(workers=1), chapters=2)
     assert problems != "nothing"
 
@@ -144,7 +156,7 @@ def test_it_finds_early_decisions_that_are_lost_when_a_run_is_loaded(broken: Bro
 
 
 def test_it_finds_an_approval_that_is_not_used_up(broken: Broken) -> None:
-    broken(Approvals, "gate", lambda right, *given: None)
+    broken(Approvals, "gate", does_nothing)
     assert "is approved by the table, and used by" in found(approve(pays()), Plan(workers=1), seeds=40)
 
 
@@ -160,7 +172,7 @@ def test_it_finds_a_call_that_nobody_approved(broken: Broken) -> None:
 
 
 def test_it_finds_an_approval_that_never_lapses(broken: Broken) -> None:
-    broken(Grant, "is_late", lambda right, grant, now: False)
+    broken(Grant, "is_late", does_nothing)
     assert "whose time is over" in found(approve(pays(), within_ms=500), ROUGH)
 
 
