@@ -221,7 +221,7 @@ async def with_crashes(deaths: Sequence[int], limit: int | None, shared: int | N
     check(inner, histories, limit, shared)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     programs=st.lists(lanes, min_size=1, max_size=2), deaths=st.lists(st.integers(0, 40), max_size=3),
     limit=st.none() | st.integers(0, 120), shared=st.none() | st.integers(0, 150), more=st.sampled_from([0, 40, 1000]),
@@ -259,7 +259,7 @@ async def with_two_workers(shared: int, more: int) -> None:
     check(store, histories, None, shared)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     programs=st.lists(lanes, min_size=2, max_size=4), shared=st.integers(0, 150), more=st.sampled_from([0, 40, 1000])
 )
