@@ -31,6 +31,7 @@ from perdure import (
     step,
     workflow,
 )
+from perdure.audit.costs import costs
 from perdure.gates.budget import Account, account_at
 from perdure.history import events as e
 from perdure.history.spending import NOTHING, Amount
@@ -775,5 +776,24 @@ def test_a_client_elsewhere_raises_it() -> None:
             async with Client(store.again()) as client:
                 await client.raise_budget("r", tokens=500, by="ann")
             assert await run.result(wait_blocked=True) == ["0", "1", "2"]
+
+    run_async(main())
+
+
+def test_a_fork_counts_what_was_used_before_it_and_gives_back_nothing_of_others() -> None:
+    async def main() -> None:
+        async with RuntimeUnderTest(budgets=[Budget(tokens=1000, tag="team")]) as runtime:
+            run = await runtime.start(thinks_thrice.call(), id="r", tags={"team": "x"})
+            await run.result()
+            done = [each.seq for each in await run.history() if each.kind == "step.completed"]
+            fork = await run.fork(done[0], id="f")
+            assert await fork.result() == ["0", "1", "2"]
+            account = await account_of(fork)
+            assert account.spent.tokens == 90
+            shared = runtime._store.accounts()  # pyright: ignore[reportPrivateUsage]
+            assert all(each.held == NOTHING for each in shared)
+            assert sum(each.used.tokens for each in shared) in {90, 150}  # by whether a fork keeps its tags
+            found = {each.name: (each.used.tokens, each.saved.tokens) for each in costs(runtime._store)}  # pyright: ignore[reportPrivateUsage]
+            assert found == {"r": (90, 0), "f": (60, 30)}
 
     run_async(main())

@@ -57,17 +57,18 @@ def _runs(store: Store, run_id: str | None, workflow: str | None) -> Iterator[Ru
 
 def _add(found: dict[str, Cost], info: RunInfo, by: str, rows: Sequence[Row], since: int) -> None:
     """Take in the history of one run."""
+    forked = max((row.seq for row in rows if row.kind == "run.forked"), default=-1)  # before, it is another run's
     chapter: list[tuple[str, tuple[str, int], Amount]] = []
     counted: set[tuple[str, tuple[str, int]]] = set()
     for row in rows:
         if row.kind == "run.continued":
             chapter, counted = [], set()
-        elif row.kind == "run.taken_over" and row.at >= since:
+        elif row.kind in {"run.taken_over", "run.forked"} and row.at >= since and row.seq >= forked:
             _save(found, chapter)
         elif row.kind in {"budget.spent", "budget.priced"}:
             for name, key, amount, is_attempt in _parts(e.decode(row.envelope), info, by):
                 chapter.append((name, key, amount))
-                if row.at >= since:
+                if row.at >= since and row.seq > forked:
                     cost = found.setdefault(name, Cost(name))
                     cost.attempts += is_attempt
                     cost.calls += is_attempt and (name, key) not in counted

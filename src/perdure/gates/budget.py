@@ -142,6 +142,9 @@ class Account:
             case e.BudgetPriced():
                 self.spent += event.amount
                 self.owed = ()
+            case e.RunForked():  # what was under way, and what others share, is the run's that this one comes from
+                self.open.clear()
+                self.owed = tuple(Owed(owed.use) for owed in self.owed)
             case e.BudgetRaised(budget=""):
                 self.limits = raised(self.limits, event.limits)
             case _:
@@ -167,7 +170,7 @@ def account_at(beginning: e.Event) -> Account | None:
             return None
 
 
-ABOUT_BUDGETS = frozenset({e.BudgetReserved, e.BudgetSpent, e.BudgetPriced, e.BudgetRaised})
+ABOUT_BUDGETS = frozenset({e.BudgetReserved, e.BudgetSpent, e.BudgetPriced, e.BudgetRaised, e.RunForked})
 
 
 def spent_of(reserved: e.BudgetReserved | None, said: tuple[Use, ...], *, is_proven_unused: bool = False) -> Amount:

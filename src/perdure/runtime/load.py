@@ -239,9 +239,10 @@ def _note_parking(live: LiveRun, events: Iterable[e.Event]) -> None:
         if type(event) not in _ABOUT_PARKING:
             continue
         if type(event) in ABOUT_BUDGETS:
-            live.account = live.account or Account()
-            live.account.note(event)
-            continue
+            if live.account is None and type(event) is not e.RunForked:
+                live.account = Account()
+            if live.account is not None:
+                live.account.note(event)
         match event:
             case e.RunPaused():
                 live.is_paused = True

@@ -125,7 +125,7 @@ def _settled(rows: Iterable[Row]) -> Iterator[Entry]:
     may have been sent; what is reserved for others was for attempts that never began."""
     account = Account()
     for row in rows:
-        if row.kind.startswith("budget."):
+        if row.kind.startswith("budget.") or row.kind == "run.forked":
             account.note(e.decode(row.envelope))
     for reserved in list(account.open.values()):
         yield settled(reserved, has_begun=not reserved.is_effect)

@@ -240,7 +240,7 @@ class RuntimeUnderTest(Runtime):
         finally:
             if waiter is not None:
                 self._waiters.remove(waiter)
-            if not self._waiters and self._skipping is not None:
+            if not self._waiters:
                 self._skipping.cancel()
                 self._skipping = None  # whoever waits next, in this moment even, has time skipped again
 
