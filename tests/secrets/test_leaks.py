@@ -235,14 +235,18 @@ async def is_waiting(runtime: Runtime) -> bool:
 def test_what_an_ignorant_client_sends_gets_its_marks_when_it_enters_the_history(tmp_path: Path) -> None:
     store = str(tmp_path / "runs.db")
 
-    async def main() -> tuple[Any, str]:
-        async with Client(store) as client, runtime_at(store) as runtime:
-            run = await runtime.start(leaky.receives.call(), id="r")
+    async def send() -> None:
+        async with Client(store, workflows=leaky.WORKFLOWS) as client:
+            run = await client.start(leaky.receives.call(), id="r")
             for _ in range(2):
-                await (await client.get("r")).send("word", leaky.everywhere())
-            return await run.result(timeout=30), await told(client)
+                await run.send("word", leaky.everywhere())
 
-    got, text = run_async(main())
+    async def receive() -> tuple[Any, str]:
+        async with runtime_at(store) as runtime:
+            return await (await runtime.get("r")).result(timeout=30), await told(runtime)
+
+    run_async(send())
+    got, text = run_async(receive())
     assert found_in_text(str(got)) == found_in_text(text) == []
 
 
