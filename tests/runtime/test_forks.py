@@ -12,10 +12,15 @@ from tests.runtime.hosting import eventually, host_of, on_one_store, run_async
 import perdure
 from perdure import (
     Client,
+    ForkPointError,
+    NeedsPerson,
     NoGuarantee,
     RunBlockedError,
+    RunConflictError,
     Runtime,
     StepError,
+    UnknownNameError,
+    UsageError,
     effect,
     step,
     workflow,
@@ -513,5 +518,214 @@ def test_the_code_sees_the_id_of_the_run_that_made_its_calls(flow: Any) -> None:
             assert await third.result() == ["r", "f", "f", "g"]
             sound(runtime)
         assert len(STEPS) == 4 + 3 + 1
+
+    run_async(main())
+
+
+# ── where ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_nothing_is_forked_between_an_effects_start_and_its_outcome() -> None:
+    async def main() -> None:
+        async with on_one_store()(shop) as runtime:
+            run = await runtime.start(shop.call("a"), id="r")
+            await run.result()
+            at = await place(run, e.EffectStarted)
+            with pytest.raises(ForkPointError, match=r"effect 0/pay#1 is under way; the nearest .*: 1 .* 3") as caught:
+                await run.fork(at)
+            assert (caught.value.before, caught.value.after) == (at - 1, at + 1)
+            end = len(await run.history())
+            with pytest.raises(ForkPointError, match="has ended there, and nothing is left to do"):
+                await run.fork(end - 1)
+            with pytest.raises(ForkPointError, match=f"has no event {end}: it has 0 to {end - 1}"):
+                await run.fork(end)
+            assert (await (await run.fork()).summary()).forked_at == end - 2
+            assert len(await runtime.list()) == 2
+
+    run_async(main())
+
+
+def test_a_running_child_is_not_shared() -> None:
+    @workflow
+    async def child() -> str:
+        return await perdure.receive("answer", str)
+
+    @workflow
+    async def parent() -> str:
+        await look("stock")
+        return await child()
+
+    async def main() -> None:
+        async with on_one_store()(parent, child) as runtime:
+            run = await runtime.start(parent.call(), id="r")
+
+            async def has_child() -> bool:
+                return len(await runtime.list()) == 2
+
+            await eventually(has_child)
+            with pytest.raises(ForkPointError, match=r"child run r/.* is under way") as caught:
+                await run.fork(await place(run, e.ChildStarted))
+            assert caught.value.after is None
+            assert (await (await run.fork()).summary()).forked_at == 1
+
+    run_async(main())
+
+
+def test_bad_places_and_ids_leave_nothing() -> None:
+    async def main() -> None:
+        async with on_one_store()(shop, says_who) as runtime:
+            run = await runtime.start(shop.call("a"), id="r")
+            await run.result()
+            for at in (-1, 1.5, True, "first", None):
+                with pytest.raises(UsageError, match="the number of an event"):
+                    await run.fork(at)  # type: ignore[arg-type]
+            for wrong in ("", 7):
+                with pytest.raises(UsageError):
+                    await run.fork(1, id=wrong)  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match="by"):
+                await run.fork(1, by=7)  # type: ignore[arg-type]
+            await (await runtime.start(says_who.call(), id="other")).result()
+            with pytest.raises(RunConflictError, match="'other' belongs to says_who version 1"):
+                await run.fork(1, id="other")
+            with pytest.raises(RunConflictError, match="'r' belongs to shop"):
+                await run.fork(1, id="r")
+            assert len(await runtime.list()) == 2
+            host_of(runtime).turns.store.prune(ended_before=2**62, limit=10)
+            with pytest.raises(UnknownNameError):
+                await run.fork(1)
+
+    run_async(main())
+
+
+def test_the_same_fork_again_attaches() -> None:
+    async def main() -> None:
+        async with on_one_store()(shop) as runtime:
+            run = await runtime.start(shop.call("a"), id="r")
+            await run.result()
+            at = await place(run, e.EffectSucceeded, nth=1)
+            forks = await asyncio.gather(*(run.fork(at, id="f") for _ in range(5)))
+            assert Counter(fork.how for fork in forks)["started"] == 1
+            await forks[0].result()
+            assert (await run.fork(at, id="f")).how == "finished earlier"
+            assert (await run.fork(id="f")).how == "finished earlier"
+            with pytest.raises(RunConflictError, match=f"a fork of run r, after its event {at}"):
+                await run.fork(1, id="f")
+            assert len(await runtime.list()) == 2
+
+    run_async(main())
+
+
+# ── what is left where it stands ────────────────────────────────────────────────────────────
+
+
+def test_people_are_asked_again_by_the_fork_and_decide_about_each_alone() -> None:
+    @workflow
+    async def careful(order: str) -> str:
+        return await perdure.with_approval(pay.call(order, 5), by={"ann"})
+
+    async def pending(runtime: Runtime, count: int) -> list[Any]:
+        async def are_asked() -> bool:
+            return len(await runtime.requests(status="pending")) == count
+
+        await eventually(are_asked)
+        return await runtime.requests(status="pending")
+
+    async def main() -> None:
+        async with on_one_store()(careful) as runtime:
+            run = await runtime.start(careful.call("a"), id="r")
+            (asked,) = await pending(runtime, 1)
+            fork = await run.fork(id="f")
+            again = next(each for each in await pending(runtime, 2) if each.run_id == "f")
+            assert again.id != asked.id
+            await runtime.reject(again.id, hash=again.hash, by="ann")
+            with pytest.raises(perdure.Rejected):
+                await fork.result()
+            assert [each.run_id for each in await pending(runtime, 1)] == ["r"]
+            await runtime.approve(asked.id, hash=asked.hash, by="ann")
+            assert await run.result() == "receipt 1"
+            with pytest.raises(ForkPointError, match="is given and not used yet"):
+                await run.fork(await place(run, e.PersonAnswered))
+            used = await run.fork(await place(run, e.EffectSucceeded), id="g")
+            assert await used.result() == "receipt 1"
+            sound(runtime)
+
+    run_async(main())
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_fork_of_a_run_that_waits_or_is_paused_goes_on_with_the_messages_that_came(is_paused: bool) -> None:
+    @workflow
+    async def waits() -> list[str]:
+        first = await perdure.receive("word", str)
+        await perdure.sleep(0.3)
+        return [first, await perdure.receive("word", str)]
+
+    async def main() -> None:
+        async with on_one_store()(waits) as runtime:
+            run = await runtime.start(waits.call(), id="r")
+            await run.send("word", "one")
+            await run.send("word", "two")
+
+            async def have_come() -> bool:
+                return [each.kind for each in await run.history()].count("message.arrived") == 2
+
+            await eventually(have_come)
+            if is_paused:
+                await run.pause("ann")
+
+                async def stands_still() -> bool:
+                    return (await run.summary()).reason == "paused"
+
+                await eventually(stands_still)
+            fork = await run.fork(id="f")
+            assert await fork.result() == ["one", "two"]
+            if not is_paused:
+                assert await run.result() == ["one", "two"]
+            sound(runtime)
+
+    run_async(main())
+
+
+def test_an_earlier_chapter_is_where_the_fork_goes_on() -> None:
+    @workflow
+    async def tells(number: int) -> list[str]:
+        said = await look(f"chapter {number}")
+        if number < 2:
+            raise perdure.continue_as_new(number + 1)
+        return [said]
+
+    async def main() -> None:
+        async with on_one_store()(tells) as runtime:
+            run = await runtime.start(tells.call(0), id="r")
+            assert await run.result() == ["saw chapter 2"]
+            for nth, left in ((0, 2), (1, 1), (2, 0)):
+                STEPS.clear()
+                fork = await run.fork(await place(run, e.StepCompleted, nth=nth))
+                assert await fork.result() == ["saw chapter 2"]
+                assert len(STEPS) == left
+            sound(runtime)
+
+    run_async(main())
+
+
+def test_a_call_that_waits_for_a_person_waits_in_the_fork_too() -> None:
+    @step
+    async def judge() -> str:
+        raise NeedsPerson("is it so?")
+
+    @workflow
+    async def judged() -> str:
+        return await judge()
+
+    async def main() -> None:
+        async with on_one_store()(judged) as runtime:
+            run = await runtime.start(judged.call(), id="r")
+            await held(runtime, run)
+            fork = await run.fork(id="f")
+            assert (await held(runtime, fork)).reason == "needs_person"
+            await fork.unblock("value", value="yes")
+            assert await fork.result(wait_blocked=True) == "yes"
+            assert (await held(runtime, run)).reason == "needs_person"
+            sound(runtime)
 
     run_async(main())

@@ -104,7 +104,8 @@ def _damage_of(store: Store, stored: Stored, length: int, head: bytes) -> Iterat
     requests = store.approvals(ApprovalFilter(rid=stored.info.rid, limit=ROWS_MAX))
     has_ended = stored.info.status.is_final
     yield from (tell(None, each.what) for each in disagreements(ledger, told_of_effects(timed), has_ended=has_ended))
-    told = told_of_requests(timed)
+    own = 0 if stored.info.forked_seq is None else stored.info.forked_seq + 1  # what was copied, the original asked
+    told = told_of_requests(timed[own:])
     yield from (tell(None, each.what) for each in disagreements_of_requests(requests, told, has_ended=has_ended))
 
 
