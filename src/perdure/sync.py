@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast, overload
 
-from perdure.api.approving import Approvers, Said, answer_of, approval_of, approved_here, question_of
+from perdure.api.approving import Approvers, Said, answer_of, approval_of, approved_here, patient, question_of
 from perdure.api.calls import Call
 from perdure.api.inside import _journal, _length, child_call  # pyright: ignore[reportPrivateUsage]
 from perdure.codec import codec_for
@@ -91,6 +91,9 @@ def with_approval(
     note: str = "",
     premises: Mapping[str, Call[Any]] | None = None,
     recheck: bool = True,
+    remind_after: timedelta | float | None = None,
+    escalate_after: timedelta | float | None = None,
+    escalate_to: Approvers = (),
 ) -> T:
     """Ask people for exactly this call, wait, make it, and give its result; see `perdure.with_approval`.
 
@@ -98,26 +101,30 @@ def with_approval(
     """
     journal = _here("with_approval")
     asked = approval_of(call, by=by, quorum=quorum, within=within, note=note, premises=premises, recheck=recheck)
-    return cast(T, approved_here(journal, asked))
+    return cast(T, approved_here(journal, asked.patiently(remind_after, escalate_after, escalate_to)))
 
 
 @overload
 def ask(
     question: str, *, subject: Any = None, type: type[T], by: Approvers = (), within: timedelta | float | None = None,
-    note: str = "",
+    note: str = "", remind_after: timedelta | float | None = None, escalate_after: timedelta | float | None = None,
+    escalate_to: Approvers = (),
 ) -> T: ...  # fmt: skip
 @overload
 def ask(
     question: str, *, subject: Any = None, type: None = None, by: Approvers = (),
-    within: timedelta | float | None = None, note: str = "",
+    within: timedelta | float | None = None, note: str = "", remind_after: timedelta | float | None = None,
+    escalate_after: timedelta | float | None = None, escalate_to: Approvers = (),
 ) -> Any: ...  # fmt: skip
 def ask(
     question: str, *, subject: Any = None, type: Any = None, by: Approvers = (),
-    within: timedelta | float | None = None, note: str = "",
+    within: timedelta | float | None = None, note: str = "", remind_after: timedelta | float | None = None,
+    escalate_after: timedelta | float | None = None, escalate_to: Approvers = (),
 ) -> Any:  # fmt: skip
     """Ask people something, wait for the answer, and give it; see `perdure.ask`."""
     journal, codec = _here("ask"), codec_for(Any if type is None else type)
     request = question_of(question, subject=subject, type=type, by=by, within=within, note=note)
+    request = patient(request, remind_after, escalate_after, escalate_to)
     return answer_of(Said(*journal.wait(journal.people.ask(request, codec))), request, codec)
 
 

@@ -96,6 +96,8 @@ DEFAULTS = (
     Default("persons who have to approve", of(perdure.with_approval, "quorum"), "with_approval(quorum=)"),
     Default("how long something can be approved", of(perdure.with_approval, "within"), "with_approval(within=)"),
     Default("an approval is checked again before use", of(perdure.with_approval, "recheck"), "with_approval(recheck=)"),
+    Default("people are reminded after", of(perdure.with_approval, "remind_after"), "with_approval(remind_after=)"),
+    Default("others may decide, too, after", of(perdure.ask, "escalate_after"), "with_approval(escalate_after=)"),
     Default("how long a question can be answered", of(perdure.ask, "within"), "ask(within=)"),
     Default("digits of a hash that a decision names, at least", requests.HASH_DIGITS_MIN, "fixed"),
     Default("which runs a runtime continues", of(_runtime, "adopt"), "Runtime(adopt=)"),

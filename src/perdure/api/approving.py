@@ -47,6 +47,9 @@ async def with_approval(
     note: str = "",
     premises: Mapping[str, Call[Any]] | None = None,
     recheck: bool = True,
+    remind_after: timedelta | float | None = None,
+    escalate_after: timedelta | float | None = None,
+    escalate_to: Approvers = (),
 ) -> R:
     """Ask people for exactly this call, wait for their decision, make the call, and give its result.
 
@@ -63,6 +66,9 @@ async def with_approval(
     by then the approval counts for nothing, and people are asked again, with the facts as they are. `recheck=False`:
     once approved in time, the call may begin late, whatever has become of the facts.
 
+    `remind_after`: if nobody has decided by then, it is announced once more. `escalate_after`, `escalate_to`: from then
+    on these, persons or roles, may decide, too, and it is announced once more.
+
     Rejected (with who, and their comment) and ApprovalExpired are raised here; nothing has happened then. PolicyDenied
     if a policy refuses the call, approved or not: nobody is asked then. Cancelling the wait withdraws the request.
     UsageError outside a workflow, and for a call that was made already.
@@ -73,6 +79,7 @@ async def with_approval(
     ...     )
     """
     asked = approval_of(call, by=by, quorum=quorum, within=within, note=note, premises=premises, recheck=recheck)
+    asked = asked.patiently(remind_after, escalate_after, escalate_to)
     journal = _journal()
     if journal is None:
         return cast(R, await _approved(asked, _OnLoop(_execution("with_approval"))))
@@ -233,22 +240,25 @@ class _Blocking(_Hosted):
 @overload
 async def ask(
     question: str, *, subject: Any = None, type: type[T], by: Approvers = (), within: timedelta | float | None = None,
-    note: str = "",
+    note: str = "", remind_after: timedelta | float | None = None, escalate_after: timedelta | float | None = None,
+    escalate_to: Approvers = (),
 ) -> T: ...  # fmt: skip
 @overload
 async def ask(
     question: str, *, subject: Any = None, type: None = None, by: Approvers = (),
-    within: timedelta | float | None = None, note: str = "",
+    within: timedelta | float | None = None, note: str = "", remind_after: timedelta | float | None = None,
+    escalate_after: timedelta | float | None = None, escalate_to: Approvers = (),
 ) -> Any: ...  # fmt: skip
 async def ask(
     question: str, *, subject: Any = None, type: Any = None, by: Approvers = (),
-    within: timedelta | float | None = None, note: str = "",
+    within: timedelta | float | None = None, note: str = "", remind_after: timedelta | float | None = None,
+    escalate_after: timedelta | float | None = None, escalate_to: Approvers = (),
 ) -> Any:  # fmt: skip
     """Ask people something, wait for the answer, and give it.
 
     `type`: what the answer is, and how it is read (default: plain JSON). `subject`: what the question is about, plain
     JSON, shown with it. `by`: who may answer, persons or roles (default: everybody). The first answer is the answer,
-    also when it is false, empty or nothing.
+    also when it is false, empty or nothing. `remind_after`, `escalate_after`, `escalate_to`: see `with_approval`.
 
     TimeoutError if nobody has answered `within` that time. Cancelling the wait withdraws the question. UsageError
     outside a workflow.
@@ -258,6 +268,7 @@ async def ask(
     """
     codec = codec_for(Any if type is None else type)
     request = question_of(question, subject=subject, type=type, by=by, within=within, note=note)
+    request = patient(request, remind_after, escalate_after, escalate_to)
     journal = _journal()
     if journal is not None:
         said = Said(*await journal.wait_async(journal.people.ask(request, codec)))
@@ -320,6 +331,10 @@ class Asked(NamedTuple):
     def step(self) -> StepSpec | None:
         """The step or effect, if it is one."""
         return self.call.spec if isinstance(self.call.spec, StepSpec) else None
+
+    def patiently(self, remind_after: Any, escalate_after: Any, escalate_to: Any) -> Asked:
+        """The same, and what happens when nobody decides."""
+        return self._replace(request=patient(self.request, remind_after, escalate_after, escalate_to))
 
     def on(self, facts: Facts) -> Request:
         """What is asked, given these facts."""
@@ -432,13 +447,29 @@ def _approvers(by: Any) -> tuple[str, ...]:
     return tuple(sorted({recordable(name, what="by") for name in names}))
 
 
-def _within(within: Any) -> int:
+def _within(within: Any, what: str = "within") -> int:
     if within is None:
         return 0
-    limit = _seconds(within, what="within")
+    limit = _seconds(within, what=what)
     if not 0 < limit <= SECONDS_MAX:
-        raise UsageError(f"within={within!r}: more than nothing, and at most 100 years")
+        raise UsageError(f"{what}={within!r}: more than nothing, and at most 100 years")
     return round(limit * MICROSECONDS)
+
+
+def patient(request: Request, remind_after: Any, escalate_after: Any, escalate_to: Any) -> Request:
+    """A request with what happens when nobody decides. UsageError for what could never happen, or changes nothing."""
+    remind, escalate = _within(remind_after, "remind_after"), _within(escalate_after, "escalate_after")
+    others = _approvers(escalate_to)
+    if bool(escalate) is not bool(others):
+        raise UsageError(
+            "escalate_after= and escalate_to= belong together: after which time, and who may decide from then on"
+        )
+    for name, after in (("remind_after", remind), ("escalate_after", escalate)):
+        if request.within and after >= request.within:
+            raise UsageError(f"{name}: {_told(after)} is no earlier than within: {_told(request.within)}")
+    if others and not request.approvers:
+        raise UsageError("escalate_to=...: everybody may answer already; say by= whom it is to be answered first")
+    return msgspec.structs.replace(request, remind=remind, escalate=escalate, escalate_to=others)
 
 
 def _note(note: Any) -> str:
@@ -449,4 +480,4 @@ def _told(within: int) -> str:
     return str(timedelta(microseconds=within))
 
 
-__all__ = ["Approvers", "ask", "with_approval"]
+__all__ = ["Approvers", "ask", "patient", "with_approval"]

@@ -62,6 +62,7 @@ class RequestSummary(msgspec.Struct, frozen=True):
     if the call cannot be taken back, or is declared so.
     `policy`: which rules wanted the approval when it was asked for. `goal`, `scope`: what the run has stated when it
     was started.
+    From `escalates_at` on those of `escalate_to` may decide, too.
     """
 
     id: str
@@ -91,6 +92,8 @@ class RequestSummary(msgspec.Struct, frozen=True):
     policy: str = ""
     goal: str = ""
     scope: Mapping[str, str] = NO_TAGS
+    escalates_at: datetime | None = None
+    escalate_to: tuple[str, ...] = ()
 
 
 def summary_of(store: Store, row: ApprovalEntry) -> RequestSummary:
@@ -103,6 +106,7 @@ def summary_of(store: Store, row: ApprovalEntry) -> RequestSummary:
         {name: msgspec.json.decode(value) for name, value in body.facts}, said, when(row.asked_at),
         when(row.updated_at), when(row.expires_at) if row.expires_at else None, row.used_by, body.risk,
         row.policy, row.goal, msgspec.json.decode(row.scope) if row.scope else NO_TAGS,
+        when(row.escalates_at) if row.escalates_at else None, row.escalate_to,
     )  # fmt: skip
 
 

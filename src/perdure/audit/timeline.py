@@ -194,6 +194,9 @@ def tell(event: e.AnyEvent) -> Told:
         case e.PersonAsked():
             until = f", until {time_text(event.expires_at)}" if event.expires_at else ""
             return Told(f"asks for {event.kind} {event.id}{until}", "input")
+        case e.PersonReminded():
+            to = f"; {', '.join(event.to)} may decide, too" if event.to else ""
+            return Told(f"{event.what} of {event.id}{to}")
         case e.PersonDecided():
             why = f": {event.why}" if event.why else ""
             how = f"refused, {event.refused}: " if event.refused else "early: " if event.is_early else ""

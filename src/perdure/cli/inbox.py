@@ -125,6 +125,8 @@ def _asked(it: RequestSummary) -> Iterator[tuple[str, str]]:
     for said in it.said:
         to, why = f" to {said.to}" if said.to else "", f": {said.comment}" if said.comment else ""
         yield "said", f"{moment(said.at)} UTC: {said.choice}{to} by {said.by}{why}"
+    if it.escalates_at is not None:
+        yield "escalates", f"{moment(it.escalates_at)} UTC, then also to {', '.join(it.escalate_to)}"
     if it.expires_at is not None:
         yield "expires", f"{moment(it.expires_at)} UTC"
 

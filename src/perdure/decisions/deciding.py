@@ -72,7 +72,7 @@ def _refusal(
     if decision.choice not in CHOICES[entry.kind]:
         wanted = " or ".join(CHOICES[entry.kind])
         return Refusal("wrong_kind", f"it is {_with_article(entry.kind)}: {wanted} it, not {decision.choice}")
-    return _refusal_of_person(entry, decision) or refusal_of(
+    return _refusal_of_person(entry, decision, at) or refusal_of(
         authority, entry.kind, decision.choice, by=decision.by, role=decision.role
     )
 
@@ -101,15 +101,16 @@ def refusal_of_state(entry: ApprovalEntry) -> Refusal:
             return Refusal("decided", f"it is {entry.status} already" + (f", by {by}" if by else ""))
 
 
-def _refusal_of_person(entry: ApprovalEntry, decision: Decision) -> Refusal | None:
+def _refusal_of_person(entry: ApprovalEntry, decision: Decision, at: int) -> Refusal | None:
     said = {vote.by: vote.choice for vote in entry.said}
     if said.get(decision.by) == "delegate":
         return Refusal("delegated", f"{decision.by} has handed this decision on to somebody else")
     if decision.by in said:
         others = entry.quorum - len(set(entry.approved_by))
         return Refusal("decided_already", f"{decision.by} has decided already; it takes {others} more, other persons")
-    if entry.approvers and not {decision.by, decision.role or decision.by} & set(entry.approvers):
-        who = ", ".join(entry.approvers)
+    approvers = entry.who_may(at)
+    if approvers and not {decision.by, decision.role or decision.by} & set(approvers):
+        who = ", ".join(approvers)
         return Refusal("not_an_approver", f"{_person(decision)} may not decide this; who may: {who}")
     if decision.choice == "delegate" and not entry.approvers:
         return Refusal("wrong_kind", "everybody may decide this: there is nothing to hand on")

@@ -34,7 +34,8 @@ class ApprovalEntry(NamedTuple):
     under `body_digest`. `approvers`: who may decide now, persons and roles. `said`: what people said that counted.
     `used_by`: what used it up, an operation id or the label of a call. `policy`: which rules wanted it when it was
     asked for, in words; they are judged again when the call is made. `goal`, `scope` (a JSON object, or nothing):
-    what the run has stated.
+    what the run has stated. From `escalates_at` on those of `escalate_to` may
+    decide, too.
     """
 
     approval_id: str
@@ -62,6 +63,14 @@ class ApprovalEntry(NamedTuple):
     policy: str = ""
     goal: str = ""
     scope: str = ""
+    escalates_at: int = 0
+    escalate_to: tuple[str, ...] = ()
+
+    def who_may(self, at: int) -> tuple[str, ...]:
+        """Who may decide at that time, persons and roles; nobody named means everybody. No worker need have noticed
+        that the time has come."""
+        is_escalated = self.escalates_at and at >= self.escalates_at
+        return (*self.approvers, *self.escalate_to) if is_escalated and self.approvers else self.approvers
 
     def moved(self, happening: Happening, *, now: int) -> ApprovalEntry:
         """The row after this. PerdureBug if that cannot happen to it."""

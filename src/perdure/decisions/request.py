@@ -23,7 +23,8 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     `approvers`: who may decide, persons or roles; nobody named means everybody. `quorum`: how many different persons
     have to approve. `within`: microseconds from asking, 0 for ever. `risk`: `high` if the call is an effect that is
     irreversible, or declared to be of high risk. `facts`: what an approval rests on, by name, as it was when people
-    were asked.
+    were asked. `remind`, `escalate`: microseconds from asking after which people are reminded, and after which those of
+    `escalate_to` may decide, too; 0 for never.
     """
 
     kind: str
@@ -40,6 +41,9 @@ class Request(msgspec.Struct, frozen=True, omit_defaults=True):
     note: str = ""
     risk: str = ""
     facts: tuple[tuple[str, msgspec.Raw], ...] = ()
+    remind: int = 0
+    escalate: int = 0
+    escalate_to: tuple[str, ...] = ()
 
     def encoded(self) -> bytes:
         """The body as it is stored: one text for one request."""

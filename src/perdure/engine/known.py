@@ -72,6 +72,8 @@ class Known(msgspec.Struct, gc=False):
     """The ids of requests, decided or not."""
     early: dict[str, list[tuple[e.PersonDecided, bytes | None]]] = {}
     """Decisions about what nobody has asked yet, by the id of the request."""
+    reminded: set[tuple[str, str]] = set()
+    """Requests of which people were told once more, and why."""
     spent: set[str] = set()
     """Approvals that a step or child has used up, or that have lapsed."""
 
@@ -178,6 +180,8 @@ class Known(msgspec.Struct, gc=False):
                 self.requests.pop(event.key, None)
             case e.PersonDecided(is_early=True):
                 self.early.setdefault(event.id, []).append((event, output))
+            case e.PersonReminded():
+                self.reminded.add((event.id, event.what))
             case e.ApprovalSpent():
                 self.spent.add(event.id)
             case e.RunForked():
@@ -275,8 +279,11 @@ _ABOUT_EFFECTS = frozenset(
 
 
 _ABOUT_REQUESTS = frozenset(
-    {e.PersonAsked, e.PersonDecided, e.PersonAnswered, e.CallCancelled, e.ApprovalSpent, e.RunForked}
-)
+    {
+        e.PersonAsked, e.PersonReminded, e.PersonDecided, e.PersonAnswered, e.CallCancelled, e.ApprovalSpent,
+        e.RunForked,
+    }
+)  # fmt: skip
 
 
 def _recorded_step(event: e.StepStarted | e.StepCompleted | e.StepFailed | e.AttemptFailed) -> Recorded:

@@ -370,7 +370,7 @@ class PersonAsked(Keyed, frozen=True, omit_defaults=True, gc=False, tag="person.
     """The code waits for people to decide: about one exact call (`kind` approval) or a question.
 
     `input` is the request's body, `hash` what a decision about it has to name. `expires_at`: nobody's decision counts
-    from then on."""
+    from then on. `reminds_at`, `escalates_at`: when people are told of it once more if it is open then."""
 
     kind: str = ""
     id: str = ""
@@ -378,6 +378,17 @@ class PersonAsked(Keyed, frozen=True, omit_defaults=True, gc=False, tag="person.
     version: int = 0
     input: bytes = b""
     expires_at: int = 0
+    reminds_at: int = 0
+    escalates_at: int = 0
+
+
+class PersonReminded(Event, frozen=True, omit_defaults=True, gc=False, tag="person.reminded"):
+    """Nobody has decided about the request `id` for so long that people are told of it once more (`what` reminder), or
+    that others may decide, too (`what` escalation, `to` those)."""
+
+    id: str
+    what: str
+    to: tuple[str, ...] = ()
 
 
 class PersonDecided(Event, frozen=True, omit_defaults=True, gc=False, tag="person.decided"):
@@ -587,6 +598,7 @@ AnyEvent = (
     | MessageArrived
     | MessageSettled
     | PersonAsked
+    | PersonReminded
     | PersonDecided
     | PersonAnswered
     | ApprovalSpent

@@ -11,7 +11,7 @@ import binascii
 import hashlib
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -142,8 +142,9 @@ def _signature(key: bytes, id: str, timestamp: str, body: bytes) -> str:
 
 def _keys(secret: Any) -> list[bytes]:
     """The keys that sign. UsageError, which shows nothing of them, for what is too short to be a secret."""
-    is_several = isinstance(secret, Iterable) and not isinstance(secret, str)
-    secrets = list(cast("Iterable[Any]", secret)) if is_several else [secret]
+    secrets: list[Any] = [secret]
+    if isinstance(secret, Iterable) and not isinstance(secret, str):
+        secrets = list(secret)  # pyright: ignore[reportUnknownArgumentType]
     keys = [_key(each) for each in secrets if isinstance(each, str)]
     if not keys or len(keys) != len(secrets) or any(len(key) < SECRET_BYTES_MIN for key in keys):
         raise UsageError(

@@ -11,7 +11,7 @@ request changes in the commit of its event.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -61,6 +61,9 @@ IN_THE_LOG: Mapping[What, str] = {
     "new": "", "repeat": " (asked before)", "reminder": " (a reminder)", "escalation": " (escalated)",
 }  # fmt: skip
 
+LATER: tuple[What, What] = ("reminder", "escalation")
+"""Why people are told of a request once more when nobody decides."""
+
 OUTCOMES = {ApprovalState.APPROVED: "approve", ApprovalState.REJECTED: "reject", ApprovalState.ANSWERED: "answer"}
 
 
@@ -103,7 +106,11 @@ class Approvals:
         info, now = live.info, self._turns.clock.now()
         call = identity(live.execution.beginning.chapter, *of[:2])
         hashed = request_hash(live.run_id, call, info.workflow, info.version, raw)
-        event = e.PersonAsked(*of, request.kind, approval, hashed, info.version, packed.digest, expires_at)
+        escalates_at = now + request.escalate if request.escalate else 0
+        event = e.PersonAsked(
+            *of, request.kind, approval, hashed, info.version, packed.digest, expires_at,
+            now + request.remind if request.remind else 0, escalates_at,
+        )  # fmt: skip
         stated = live.execution.beginning
         scope = msgspec.json.encode(stated.scope, order="sorted").decode() if stated.scope else ""
         policy, refused = self._turns.gates.request(live, about, request) if self._is_gated(live, about) else ("", None)
@@ -111,7 +118,7 @@ class Approvals:
             approval, live.rid, live.run_id, info.workflow, info.version, request.kind, call, event.label, request.name,
             event.hash, ApprovalState.PENDING, request.approvers, request.quorum, request.recheck, request.note, now,
             now, expires_at, packed.digest, raw if len(raw) <= BODY_IN_ROW_BYTES_MAX else None, policy=policy,
-            goal=stated.goal, scope=scope,
+            goal=stated.goal, scope=scope, escalates_at=escalates_at, escalate_to=request.escalate_to,
         )  # fmt: skip
         if refused is not None:
             self._deny(live, event, row, packed, refused)
@@ -146,8 +153,13 @@ class Approvals:
         self._turns.mark(live)
 
     def _announce_again(self, live: LiveRun, id: str) -> None:
-        row = self.row(live, id)
-        if row is not None and row.status is ApprovalState.PENDING:
+        row, known = self.row(live, id), live.execution.known
+        if row is None or row.status is not ApprovalState.PENDING:
+            return
+        for what in LATER:
+            if (id, what) in known.reminded:  # whoever recorded that may have died before it was told
+                self.on_announced(row, what, "")
+        if not self._due(live):  # else it is announced as that
             self._announce(live, row, "repeat")
 
     def _announce(self, live: LiveRun, row: ApprovalEntry, what: What) -> None:
@@ -243,6 +255,37 @@ class Approvals:
             return
         now = self._turns.clock.now()
         self._answer(live, row.moved(Happening.TIMED_OUT, now=now), Decision("expired", "", ""), b"null")
+        self._turns.mark(live)
+
+    # ── nobody decides ───────────────────────────────────────────────────────────────────────
+    def deadline(self, live: LiveRun) -> int | None:
+        """When people are to be told once more of something that the run asks, the next time."""
+        return min((at for at, *_ in self._to_come(live)), default=None)
+
+    def _due(self, live: LiveRun) -> list[tuple[e.PersonAsked, What]]:
+        """Of what people are to be told once more by now."""
+        now = self._turns.clock.now()
+        return [(asked, what) for at, asked, what in self._to_come(live) if at <= now]
+
+    def _to_come(self, live: LiveRun) -> Iterator[tuple[int, e.PersonAsked, What]]:
+        reminded = live.execution.known.reminded
+        for asked in live.execution.known.requests.values():
+            for what, at in zip(LATER, (asked.reminds_at, asked.escalates_at), strict=True):
+                if at and (asked.id, what) not in reminded:
+                    yield at, asked, what
+
+    def remind(self, live: LiveRun) -> None:
+        """Time has passed: tell people once more of what is open, unless it was decided, or its time is up."""
+        if self._due(live):
+            self._turns.take_mail(self._turns.store.mail([live.rid]))
+        for asked, what in self._due(live):
+            row, now = self.row(live, asked.id), self._turns.clock.now()
+            live.execution.known.reminded.add((asked.id, what))
+            if row is None or row.status is not ApprovalState.PENDING or 0 < asked.expires_at <= now:
+                continue
+            to = row.escalate_to if what == "escalation" else ()
+            self._record(live, e.PersonReminded(asked.id, what, to), None)
+            live.then += (partial(self._announce, live, row, what),)
         self._turns.mark(live)
 
     # ── not wanted any more ──────────────────────────────────────────────────────────────────

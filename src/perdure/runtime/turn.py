@@ -537,7 +537,7 @@ class Turns:
         elif execution.ending is not None:
             self.ends.end(live)
         else:
-            if execution.loop.timers or live.alarm_at is not None:
+            if execution.loop.timers or live.alarm_at is not None or live.has_approvals:
                 self.set_alarm(live)
             if live.has_more_than_lazy or live.then or execution.state is not live.state_written:
                 self.mark(live)
@@ -665,11 +665,19 @@ class Turns:
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────
     def deadline(self, live: LiveRun) -> int | None:
-        deadlines = [d for d in (live.execution.deadline(), self.sections.deadline(live)) if d is not None]
+        deadlines = [d for d in (self._own_deadline(live), self.sections.deadline(live)) if d is not None]
         return min(deadlines, default=None)
 
-    def set_alarm(self, live: LiveRun) -> None:
+    def _own_deadline(self, live: LiveRun) -> int | None:
+        """When something is to happen next in a run by itself; sections see to their own waits."""
         deadline = live.execution.deadline()
+        if not live.has_approvals:
+            return deadline
+        told = self.approvals.deadline(live)
+        return deadline if told is None else told if deadline is None else min(deadline, told)
+
+    def set_alarm(self, live: LiveRun) -> None:
+        deadline = self._own_deadline(live)
         if deadline == live.alarm_at:
             return
         live.silence()
@@ -679,10 +687,13 @@ class Turns:
 
     def _time_passed(self, live: LiveRun) -> None:
         live.alarm = live.alarm_at = None
-        if live.is_in_turn:
+        if live.is_in_turn or live.is_gone or live.is_leaving:
             return
+        if live.has_approvals:
+            self.approvals.remind(live)
         deadline = live.execution.deadline()
-        if live.is_gone or live.is_leaving or deadline is None:
+        if deadline is None:
+            self.set_alarm(live)
             return
         if deadline > self.clock.now():
             self.set_alarm(live)

@@ -38,18 +38,21 @@ def ledger_entry(columns: Sequence[Any]) -> LedgerEntry:
 
 def approval_entry(columns: Sequence[Any]) -> ApprovalEntry:
     *before, status, approvers, quorum, recheck = columns[:14]
-    *between, said, used_by, policy, goal, scope = columns[14:]
+    *between, said, used_by, policy, goal, scope, escalates_at, escalate_to = columns[14:]
     names = tuple(msgspec.json.decode(approvers, type=list[str]))
     votes = msgspec.json.decode(said, type=tuple[Vote, ...])
+    others = tuple(msgspec.json.decode(escalate_to, type=list[str]))
     return ApprovalEntry._make(
-        (*before, ApprovalState(status), names, quorum, bool(recheck), *between, votes, used_by, policy, goal, scope)
-    )
+        (*before, ApprovalState(status), names, quorum, bool(recheck), *between, votes, used_by, policy, goal, scope,
+         escalates_at, others)
+    )  # fmt: skip
 
 
 def approval_columns(entry: ApprovalEntry) -> Sequence[Any]:
     return entry._replace(
         approvers=msgspec.json.encode(entry.approvers).decode(),  # type: ignore[arg-type]
         recheck=int(entry.recheck), said=msgspec.json.encode(entry.said).decode(),  # type: ignore[arg-type]
+        escalate_to=msgspec.json.encode(entry.escalate_to).decode(),  # type: ignore[arg-type]
     )  # fmt: skip
 
 

@@ -37,8 +37,9 @@ ON CONFLICT (operation_id) DO UPDATE SET
 -- name: write_approval
 INSERT INTO approvals (
     approval_id, rid, run_id, workflow, version, kind, call, label, subject, request_hash, status, approvers, quorum,
-    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by, policy, goal, scope
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by, policy, goal, scope,
+    escalates_at, escalate_to
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (approval_id) DO UPDATE SET
     status = excluded.status,
     approvers = excluded.approvers,

@@ -118,12 +118,14 @@ ORDER BY rowid DESC LIMIT :limit
 
 -- name: approval
 SELECT approval_id, rid, run_id, workflow, version, kind, call, label, subject, request_hash, status, approvers, quorum,
-    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by, policy, goal, scope
+    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by, policy, goal, scope,
+    escalates_at, escalate_to
 FROM approvals WHERE approval_id = ?;
 
 -- name: list_approvals
 SELECT approval_id, rid, run_id, workflow, version, kind, call, label, subject, request_hash, status, approvers, quorum,
-    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by, policy, goal, scope
+    recheck, note, asked_at, updated_at, expires_at, body_digest, body, said, used_by, policy, goal, scope,
+    escalates_at, escalate_to
 FROM approvals WHERE TRUE
 
 -- name: and_kind
