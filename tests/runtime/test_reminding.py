@@ -225,5 +225,6 @@ def test_a_crash_at_any_write_makes_no_difference() -> None:
     ],
 )
 def test_what_could_never_happen_is_refused(options: dict[str, Any], told: str) -> None:
+    ask: Any = perdure.ask
     with pytest.raises(UserCodeError, match=told):
-        asyncio.run(perdure.ask("Tea?", **{"by": "ann", **options}))
+        asyncio.run(ask("Tea?", **{"by": "ann", **options}))

@@ -59,6 +59,7 @@ class ApprovalPromises(StoreCase):
         given = self.ask(
             rid, kind="question", status=ApprovalState.ANSWERED, approvers=(), quorum=3, recheck=False, body=None,
             note="n\N{SNOWMAN}", said=votes, used_by="x", policy="shop version 3", goal="g",
+            escalates_at=7, escalate_to=("boss",),
             scope='{"order":"42"}', expires_at=2**53, version=7,
         )  # fmt: skip
         assert self.store.approval(given.approval_id) == given
@@ -167,6 +168,14 @@ class ApprovalPromises(StoreCase):
         self.done_decision(decides(by="ann"))
         self.clock.advance(0.000001)
         assert self.refused(decides(by="bo")) == "expired"
+
+    def test_others_may_decide_from_the_escalation_on(self) -> None:
+        rid = self.start()
+        at = self.clock.now() + 10
+        self.ask(rid, escalates_at=at, escalate_to=("dee",))
+        assert self.refused(decides(by="dee")) == "not_an_approver"
+        self.clock.advance_to(at)
+        self.done(decides(by="dee"))
 
     def test_what_cannot_be_decided_is_refused_and_leaves_no_trace(self) -> None:
         rid, other = self.start(), self.start("other")
