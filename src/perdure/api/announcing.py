@@ -153,7 +153,7 @@ class Announcer:
             info = self._store.find(entry.run_id)
             if info is None:
                 continue
-            payload = msgspec.json.encode({"what": what, "entry": entry})
+            payload = msgspec.json.encode({"what": what, "entry": entry}, enc_hook=dict)  # of mappings that are no dict
             for topic in self._topics:
                 name = ":".join(filter(None, (topic.removeprefix(OWN_TOPICS), entry.id, what, once)))
                 posts.append(Post(name, info.rid, topic, name, payload, now))
