@@ -25,7 +25,9 @@ CASES = {  # name: (part, small n, large n, how many of what one n is), after a 
 
 
 def work(part: str, n: int, folder: str, *, under: tuple[str, ...] = ()) -> str:
-    environment = {**os.environ, "BENCH_FOLDER": folder, "BENCH_STARTED_AT": "0", "PYTHONHASHSEED": "0"}
+    environment = {
+        **os.environ, "BENCH_FOLDER": folder, "BENCH_STARTED_AT": "0", "PYTHONHASHSEED": "0", "BENCH_POLL_SECONDS": "5",
+    }  # fmt: skip
     command = [*under, sys.executable, str(HERE / "worker.py"), "perdure_sqlite", part, str(n)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stderr
 

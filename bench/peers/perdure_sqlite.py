@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import work
@@ -16,6 +17,10 @@ class Peer(work.Peer):
         import perdure
         from peers import perdure_workflows
 
+        if "BENCH_POLL_SECONDS" in os.environ:  # polls belong to seconds, not to steps that valgrind slows down
+            from perdure.runtime import host
+
+            host.POLL_SECONDS = float(os.environ["BENCH_POLL_SECONDS"])
         self.workflows = perdure_workflows.WORKFLOWS
         self.runtime = perdure.Runtime(workflows=list(self.workflows.values()), store=str(self.store / "perdure.db"))
         await self.runtime.__aenter__()
