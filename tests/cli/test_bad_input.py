@@ -206,7 +206,8 @@ def test_every_error_of_ours_has_a_code() -> None:
     named = {cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.PerdureError)}
     families = {errors.PerdureError, errors.RunError, errors.StepError, errors.StepTimeoutError}
     families |= {errors.OperationError, errors.DuplicateOperation, errors.OperationConflict}
-    families |= {errors.Rejected, errors.PolicyDenied}
+    families |= {errors.Rejected, errors.PolicyDenied, errors.CheckTooOld, errors.OverBudget, errors.SecretUnavailable}
+    families |= {errors.WebhookError}  # of whoever receives it
     verdicts = {cls for cls in named if issubclass(cls, errors.Verdict)}
     without = {cls for cls in named if not any(issubclass(cls, kind) for kind, _ in CODES)}
     assert without - families - verdicts == set(), "what only a run's own failure can be needs no code"

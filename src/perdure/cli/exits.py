@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from perdure.errors import (
+    AuthorityUnreadableError,
     DecisionRefused,
     ForkPointError,
     HistoryError,
@@ -74,6 +75,7 @@ CODES: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (MoveRefused, ExitCode.CONFLICT),
     (OperationError, ExitCode.CONFLICT),
     (DecisionRefused, ExitCode.CONFLICT),
+    (AuthorityUnreadableError, ExitCode.USAGE),
     (UserCodeError, ExitCode.USAGE),
     (StoreError, ExitCode.STORE),
     (HistoryError, ExitCode.STORE),

@@ -169,7 +169,7 @@ def load(where: str) -> ModuleType:
     if (where and path.is_dir()) or not all(part.isidentifier() for part in where.split(".")):
         what = "is a folder" if where and path.is_dir() else "is neither a file nor the name of a module"
         raise CommandError(f"{where or 'an empty target'} {what}: name a file, as in app.py:workflow")
-    sys.path.insert(0, str(Path.cwd()))
+    _look_for_modules_in(Path.cwd())
     return _loaded(where, lambda: importlib.import_module(where))
 
 
@@ -210,9 +210,19 @@ def _is_users(filename: str) -> bool:
     return not filename.startswith((ours, "<frozen")) and "importlib" not in filename
 
 
+def _look_for_modules_in(folder: Path) -> None:
+    """As Python does for a program of that folder; but what is called there like a module of the standard library does
+    not take its place for us, who import some only when they are wanted."""
+    for file in folder.glob("*.py"):
+        if file.stem in sys.stdlib_module_names and file.stem != "__main__":
+            with contextlib.suppress(ImportError):  # of another platform
+                importlib.import_module(file.stem)
+    sys.path.insert(0, str(folder))
+
+
 def _import_file(path: Path) -> ModuleType:
     root, name = _home(path)
-    sys.path.insert(0, str(root))
+    _look_for_modules_in(root)
     known = sys.modules.get(name)
     if known is not None and _is_file_of(known, path):
         return known
