@@ -223,7 +223,7 @@ class World:
                 expected = self.model.accepts(n, sent, knows)
                 assert await self.send(n, sent, knows) is expected, (n, sent, knows)
                 if expected:
-                    self.model.told[n].mailbox.append(sent)
+                    self.model.told[int(n)].mailbox.append(sent)
             case "race", n, first, second, one_says, other_says if n < len(self.items):
                 one, other = Letter(first[0], first[1], one_says, now), Letter(second[0], second[1], other_says, now)
                 await self.race(n, one, other)

@@ -139,12 +139,11 @@ class Announcer:
         self._post_again(told, now)
 
     def _post_again(self, told: Iterable[Told], now: int) -> None:
-        rows = [(self._store.approval(row.approval_id), what, once) for row, what, once in told]
-        again: list[tuple[InboxEntry, What, str]] = [
-            (inbox.asked(self._store, row), what, once)
-            for row, what, once in rows
-            if row is not None and row.status in requests.PENDING
-        ]
+        again: list[tuple[InboxEntry, What, str]] = []
+        for row, what, once in told:
+            found = self._store.approval(row.approval_id)
+            if found is not None and found.status in requests.PENDING:
+                again.append((inbox.asked(self._store, found), what, once))
         self._post(again, now)
 
     def _post(self, told: Iterable[tuple[InboxEntry, What, str]], now: int) -> None:
