@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Generator, Sequence
+from itertools import starmap
 from typing import Any
 
 import msgspec
@@ -19,7 +20,6 @@ from perdure.ledger.states import EffectState
 from perdure.store.protocol import ApprovalFilter, EffectFilter, Filter, Mail, Row, RunInfo, Stored, WorkerInfo
 from perdure.store.sqlite.commit import QUERIES
 from perdure.store.sqlite.connect import connect, leaves_doubts, translated
-from perdure.store.sqlite.histories import rows_from
 from perdure.store.sqlite.rows import approval_entry, ledger_entry, run_info, worker_info
 
 IDLE_READERS_MAX = 4
@@ -143,16 +143,15 @@ class Readers:
                 raise HistoryCorruptError(f"{self.path}: there is no run with number {rid}")
             info = run_info(found)
             first = info.chapter_seq if from_seq is None else from_seq
-            rows = rows_from(connection, rid, first)
-            found = connection.execute(QUERIES["last_event"], (rid,)).fetchone()
-        last = None if found is None else Row(*found)
-        self._check_dense(info, first, rows, last)
-        length, head = (0, b"") if last is None else (last.seq + 1, last.hash)
-        return Stored(info, length, head, rows)
+            rows = connection.execute(QUERIES["events_from"], (rid, first)).fetchall()
+            last = rows[-1] if rows else connection.execute(QUERIES["last_event"], (rid,)).fetchone()
+        self._check_dense(info, first, rows)
+        length, head = (0, b"") if last is None else (last[0] + 1, last[6])
+        return Stored(info, length, head, list(starmap(Row, rows)))
 
-    def _check_dense(self, info: RunInfo, first: int, rows: Sequence[Row], last: Row | None) -> None:
-        expected = next((seq for seq, row in enumerate(rows, first) if row.seq != seq), first + len(rows))
-        if last is not None and expected <= last.seq:
+    def _check_dense(self, info: RunInfo, first: int, rows: Sequence[Any]) -> None:
+        if [row[0] for row in rows] != list(range(first, first + len(rows))):
+            expected = next(seq for seq, row in enumerate(rows, first) if row[0] != seq)
             raise HistoryCorruptError(
                 f"{self.path}: run {info.run_id} has no event {expected}, but later ones; restore a backup"
             )

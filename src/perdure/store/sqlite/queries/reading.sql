@@ -62,21 +62,8 @@ AND rid < :before_rid
 -- name: newest_first
 ORDER BY rid DESC LIMIT :limit
 
--- name: events_between
-SELECT seq, at, kind, envelope, input, output, hash FROM events WHERE rid = ? AND seq BETWEEN ? AND ? ORDER BY seq;
-
--- The same as one row, with a byte 31 between blobs, which no JSON holds.
--- name: events_between_packed
-SELECT
-    group_concat(seq), group_concat(at), group_concat(kind),
-    CAST(group_concat(envelope, char(31)) AS BLOB),
-    CAST(group_concat(coalesce(input, ''), char(31)) AS BLOB), group_concat(input IS NULL, ''),
-    CAST(group_concat(coalesce(output, ''), char(31)) AS BLOB), group_concat(output IS NULL, ''),
-    CAST(group_concat(hash, '') AS BLOB), min(length(hash)), max(length(hash))
-FROM (
-    SELECT seq, at, kind, envelope, input, output, hash FROM events
-    WHERE rid = ? AND seq BETWEEN ? AND ? ORDER BY seq
-);
+-- name: events_from
+SELECT seq, at, kind, envelope, input, output, hash FROM events WHERE rid = ? AND seq >= ? ORDER BY seq;
 
 -- name: last_event
 SELECT seq, at, kind, envelope, input, output, hash FROM events WHERE rid = ? ORDER BY seq DESC LIMIT 1;
