@@ -18,13 +18,13 @@ REQUESTS = ("approval", "question")
 BLOCKS = (
     "needs_person", "unknown_effect", "failed_compensation", "stale_decision", "premise_unreadable", "diverged",
     "incompatible_version", "no_worker_for_version", "over_budget", "undecodable", "crash_loop", "stuck_turn",
-    "deadlocked", "store_rolled_back", "denied", "silent",
+    "deadlocked", "store_rolled_back", "denied", "silent", "done_by_original",
 )  # fmt: skip
 """Reasons for which something stands in the inbox."""
 
 CHOICES = (
     "approve", "reject", "answer", "delegate", "succeeded", "failed", "retry", "value", "fail", "raise_budget",
-    "acknowledge",
+    "acknowledge", "reuse",
 )  # fmt: skip
 
 Roles = Mapping[str, Iterable[str]] | Callable[[str], Iterable[str] | None]
