@@ -303,10 +303,11 @@ class MemoryStore:
         return self._judge_uses(append) or (spent if isinstance(spent, Overdrawn) else None)
 
     def _judge_uses(self, append: Append) -> OverRate | None:
-        now = self._clock.now()
-        for use in append.uses:
-            others = [used for used in self._shared.uses.values() if used.bucket == use.bucket]
+        now, recorded = self._clock.now(), self._shared.uses
+        for use, beside in rules.uses_beside(append.uses):
+            others = [used for used in recorded.values() if used.bucket == use.bucket]
             counting = sorted(u.at for u in others if u.use_id != use.use_id and u.at > now - use.period)
+            counting += [now for use_id in beside if (use.bucket, use_id) not in recorded]
             if len(counting) >= use.uses_max:
                 return OverRate(use, counting[-use.uses_max] + use.period)
         return None

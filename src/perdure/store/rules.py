@@ -7,7 +7,7 @@ dead worker.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -26,6 +26,7 @@ from perdure.store.protocol import (
     Refused,
     Row,
     Status,
+    Use,
     Wakes,
     Write,
 )
@@ -131,6 +132,12 @@ class Death(msgspec.Struct, frozen=True):
 
 
 INNOCENT = Death(0, 0, 0.0, False)
+
+
+def uses_beside(uses: Sequence[Use]) -> Iterator[tuple[Use, set[str]]]:
+    """Of each use the ids of those that stand before it in the same append, of the same bucket: they count, too."""
+    for place, use in enumerate(uses):
+        yield use, {each.use_id for each in uses[:place] if each.bucket == use.bucket} - {use.use_id}
 
 
 def count_death(deaths: int, lone: int, *, is_alone: bool, retry_after: Sequence[float]) -> Death:

@@ -214,10 +214,14 @@ class Commit:
 
     def _judge_uses(self, append: Append) -> OverRate | None:
         """A use that is recorded already is not counted twice."""
-        for use in append.uses:
-            values = {"bucket": use.bucket, "use_id": use.use_id, "since": self._now - use.period}
+        for use, beside in rules.uses_beside(append.uses):
             self._flush()
-            found = self._connection.execute(QUERIES["use_before"], values | {"uses": use.uses_max - 1}).fetchone()
+            new = [use_id for use_id in beside if self._sql("is_use", use.bucket, use_id).fetchone() is None]
+            if len(new) >= use.uses_max:
+                return OverRate(use, self._now + use.period)
+            values = {"bucket": use.bucket, "use_id": use.use_id, "since": self._now - use.period}
+            before = use.uses_max - 1 - len(new)
+            found = self._connection.execute(QUERIES["use_before"], values | {"uses": before}).fetchone()
             if found is not None:
                 return OverRate(use, found[0] + use.period)
         return None

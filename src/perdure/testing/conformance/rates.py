@@ -38,6 +38,19 @@ class RatePromises(StoreCase):
         assert outcomes[0] == Done(first, 2)
         assert isinstance(outcomes[1], OverRate)
 
+    def test_of_two_in_one_append_the_first_has_what_is_left(self) -> None:
+        rid, other = self.start("r"), self.start("s")
+        self.done(append(other, 1, uses=(use("0", uses_max=3),)))
+        over = use("3", uses_max=3)
+        free_at = self.clock.now() + PERIOD
+        assert self.use(rid, 1, use("1", uses_max=3), use("2", uses_max=3), over) == OverRate(over, free_at)
+        assert self.use(rid, 1, use("1", uses_max=3), use("1", uses_max=3), use("2", uses_max=3)) == Done(rid, 2)
+        again = (use("1", uses_max=3), use("2", uses_max=3), use("0", uses_max=3))
+        assert self.use(rid, 2, *again) == Done(rid, 3), "they are recorded already"
+        assert self.use(rid, 3, use("4", bucket="c", uses_max=1), use("4", bucket="d", uses_max=1)) == Done(rid, 4)
+        both = (use("5", bucket="e", uses_max=1), use("6", bucket="e", uses_max=1))
+        assert isinstance(self.use(rid, 4, *both), OverRate)
+
     def test_the_same_use_counts_once(self) -> None:
         rid = self.start()
         for length in (1, 2, 3):

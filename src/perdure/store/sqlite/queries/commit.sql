@@ -59,6 +59,9 @@ SELECT rid FROM effects WHERE operation_id = ?;
 -- name: use_before
 SELECT at FROM uses WHERE bucket = :bucket AND at > :since AND use_id <> :use_id ORDER BY at DESC LIMIT 1 OFFSET :uses;
 
+-- name: is_use
+SELECT 1 FROM uses WHERE bucket = ? AND use_id = ?;
+
 -- name: insert_use
 INSERT INTO uses (bucket, use_id, at, counts_until) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
 
