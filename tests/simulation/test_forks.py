@@ -3,6 +3,7 @@ of it, unless a person said so; both end as their histories say."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -39,6 +40,8 @@ class ForkingSimulator(Simulator):
 
     def __init__(self, seed: int, **options: Any) -> None:
         super().__init__(seed, **options)
+        self.plan = dataclasses.replace(self.plan, clock_off_ms=0)  # what came first is told by the times of events
+        self.witness.consents.are_clocks_even = True
         self.forks: list[Forked] = []
         self.refusals = Counter[str]()
         self.choices = Counter[str]()

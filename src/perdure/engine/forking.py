@@ -2,8 +2,8 @@
 
 A fork begins with a copy of a run's first events, and does nothing again of what they record. What is under way at its
 last event would be in two runs at once, so there a history cannot be forked: an effect that may have left, a child run
-that has not ended, an approval that was given and is not used up. All else can be left where it stands: steps are made
-again, timers keep their deadlines, and people are asked again what they had not decided.
+that has not ended, an approval that was given and is not used up, a step that uses one up. All else can be left where
+it stands: steps are made again, timers keep their deadlines, and people are asked again what they had not decided.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class ForkPoints:
         self._open: dict[Key, UnderWay] = {}
         self._asked: dict[Key, str] = {}
         self._approved: dict[str, tuple[Key, UnderWay]] = {}
+        self._made: dict[str, UnderWay] = {}
+        """Steps that use an approval up, by their labels."""
         for seq, event in enumerate(events):
             self._note(event, seq)
             self.obstacles.append(self._obstacle(event, events[seq + 1] if seq + 1 < len(events) else None, seq))
@@ -41,6 +43,7 @@ class ForkPoints:
             case e.ChapterStarted():
                 self._open.clear()  # of what an earlier chapter left to itself the run hears nothing
                 self._approved.clear()
+                self._made.clear()
             case e.EffectStarted():
                 self._open.setdefault(event.key, UnderWay(f"effect {event.label} is under way", seq))
                 self._approved.pop(event.approval, None)
@@ -53,10 +56,12 @@ class ForkPoints:
                 self._note_approval(event, seq)
 
     def _note_made(self, event: e.EffectSucceeded | e.EffectFailed | e.ChildEnded) -> None:
-        """The call that was approved is the next one of the task that asked; denied, it leaves no other trace."""
-        made = [approval for approval, ((task, n), _) in self._approved.items() if (task, n + 1) == event.key]
+        """The call that was approved is the next effect or child of the task that asked; denied, it leaves no other
+        trace."""
+        made = [approval for approval, ((task, n), _) in self._approved.items() if event.task == task and event.n > n]
         for approval in made:
             del self._approved[approval]
+        self._made.pop(event.label, None)
 
     def _note_approval(self, event: e.Event, seq: int) -> None:
         match event:
@@ -67,6 +72,10 @@ class ForkPoints:
                 self._approved[approval] = event.key, UnderWay(f"approval {approval} is given and not used yet", seq)
             case e.ApprovalSpent():
                 self._approved.pop(event.id, None)
+                if not event.lapsed:
+                    self._made[event.call] = UnderWay(f"{event.call}, under an approval, is under way", seq)
+            case e.StepCompleted() | e.StepFailed() | e.CallCancelled():
+                self._made.pop(event.label, None)
             case _:
                 pass
 
@@ -78,7 +87,8 @@ class ForkPoints:
             if is_its and following.is_outcome:
                 return UnderWay("a decision and what it gave belong together", seq)
         approved = (under_way for _, under_way in self._approved.values())
-        return min((*self._open.values(), *approved), key=lambda under_way: under_way.since, default=None)
+        all_of_it = (*self._open.values(), *self._made.values(), *approved)
+        return min(all_of_it, key=lambda under_way: under_way.since, default=None)
 
     def last(self) -> int | None:
         """The last event at which the run can be forked."""
