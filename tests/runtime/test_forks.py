@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.runtime.hosting import eventually, host_of, on_one_store, run_async
@@ -13,6 +13,7 @@ import perdure
 from perdure import (
     Client,
     ForkPointError,
+    Idempotent,
     NeedsPerson,
     NoGuarantee,
     RunBlockedError,
@@ -28,10 +29,14 @@ from perdure import (
 from perdure.api.client import Run
 from perdure.audit.verify import verify
 from perdure.history import events as e
+from perdure.testing.runtime import RuntimeUnderTest
+from perdure.testing.sweep import sweep_crashes
 
 STEPS: list[str] = []
 SENT: list[tuple[str, str]] = []
 """What reached the other side: the operation's id, and the order."""
+
+
 @pytest.fixture(autouse=True)
 def fresh_other_side() -> None:
     STEPS.clear()
@@ -729,3 +734,47 @@ def test_a_call_that_waits_for_a_person_waits_in_the_fork_too() -> None:
             sound(runtime)
 
     run_async(main())
+
+
+# ── crashes ─────────────────────────────────────────────────────────────────────────────────
+
+
+@effect(downstream=Idempotent())
+async def charge(order: str) -> str:
+    SENT.append((perdure.operation().id, order))
+    return f"charged {order}"
+
+
+@charge.key
+def _(order: str) -> str:
+    return order
+
+
+@workflow
+async def charges(order: str) -> list[str]:
+    first = await look("stock")
+    return [first, await charge(order), await charge(f"{order}, tip")]
+
+
+@pytest.mark.parametrize("choice", ["retry", "reuse"])
+def test_a_crash_at_any_write_forks_once_and_asks_as_often_as_it_takes(choice: Literal["retry", "reuse"]) -> None:
+    """The process dies before and after each of its writes: that of the fork, of the questions, of the answers."""
+
+    async def scenario(runtime: RuntimeUnderTest) -> list[str]:
+        run = await runtime.start(charges.call("o-1"), id="r")
+        await run.result()
+        fork = await run.fork(await place(run, e.StepCompleted, "look"), id="f")
+        while not (await fork.status()).is_final:
+            await runtime.run_dry()
+            asked = [it for it in await runtime.inbox() if it.run_id == "f" and not it.pending]
+            for entry in asked:
+                await fork.unblock(choice, call=entry.call, by="ann")
+        assert [info.id for info in await runtime.list()] in (["f", "r"], ["r", "f"])
+        done = {row.key: row.run_id for row in await runtime.effects(run="f") if row.status == "succeeded"}
+        again = {"o-1": "f", "o-1, tip": "f"} if choice == "retry" else {}
+        assert done == again
+        return await fork.result()
+
+    sweep = run_async(sweep_crashes(scenario, workflows=[charges]))
+    assert sweep.result == ["saw stock", "charged o-1", "charged o-1, tip"]
+    assert sweep.writes > 10
