@@ -58,7 +58,11 @@ class Call(Coroutine[Any, Any, R], Generic[R]):
     def __await__(self) -> Generator[Any, Any, R]:
         if self._begun is not None:
             raise self._made_already()
-        begun: Any = self.of._begin(self.args, self.kwargs)
+        loop = _get_running_loop()
+        if type(loop) is DeterministicLoop:
+            begun: Any = self.of._ask(loop.execution, self.args, self.kwargs).__await__()
+        else:
+            begun = self.of._begin_elsewhere(self.args, self.kwargs)
         self._begun = begun
         return begun  # type: ignore[no-any-return]
 
@@ -91,11 +95,8 @@ class DurableFunction(Generic[P, R]):
         name: str = self.spec.name
         return name
 
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make the call, here; an iterator that awaits it."""
-        loop = _get_running_loop()
-        if type(loop) is DeterministicLoop:
-            return self._ask(loop.execution, args, kwargs).__await__()
+    def _begin_elsewhere(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make the call outside of a workflow's loop; an iterator that awaits it."""
         if ATTEMPT.get() is None:
             journal = JOURNAL.get()
             if journal is not None:

@@ -65,22 +65,24 @@ class ArgumentsCodec:
         name = ""
         wire: dict[str, Any] = {}
         try:
-            is_usual = not kwargs and len(args) == self._only_positional
-            if not is_usual:
-                self._check(args, kwargs)
             table = self._table
-            for index, item in enumerate(args if is_usual else args[: len(table)]):  # zip() costs as much as all this
+            rest: tuple[Any, ...] = ()
+            if kwargs or len(args) != self._only_positional:  # else it is the usual call, and all is in the table
+                self._check(args, kwargs)
+                args, rest = args[: len(table)], args[len(table) :]
+            for index, item in enumerate(args):  # zip() costs as much as all this
                 name, own, to_wire = table[index]
                 wire[name] = item if type_of(item) is own else to_wire(item, 1)
-            if len(args) > len(table) and self._var_positional is not None:
+            if rest and self._var_positional is not None:
                 name = self._var_positional
-                wire[name] = self._rest_to_wire(args[len(table) :])
-            for name, item in kwargs.items():
-                if name in self._parameters and not self._is_positional_only(name):
-                    wire[name] = self._by_name[name].to_wire(item, 1)
-            if kwargs and self._var_keyword is not None:
-                name = self._var_keyword
-                self._add_extras(wire, kwargs)
+                wire[name] = self._rest_to_wire(rest)
+            if kwargs:
+                for name, item in kwargs.items():
+                    if name in self._parameters and not self._is_positional_only(name):
+                        wire[name] = self._by_name[name].to_wire(item, 1)
+                if self._var_keyword is not None:
+                    name = self._var_keyword
+                    self._add_extras(wire, kwargs)
         except Unfit as no:
             raise EncodeError(at + key_step(name) + no.path(), no.what, no.hint, self._words) from None
         except RecursionError:

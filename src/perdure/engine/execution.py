@@ -179,7 +179,8 @@ class Execution:
         """Hand one event to the code and let it run dry. Events that are no outcomes only move nothing."""
         if self.ending is not None:
             self._take_after_end(event, output)
-        if not event.is_outcome or self.failure is not None or self.ending is not None:
+            return
+        if not event.is_outcome or self.failure is not None:
             return
         if self.outcomes_left:
             self.outcomes_left -= 1
@@ -188,6 +189,13 @@ class Execution:
         if at > self.now_us:
             self.now_us = at
             loop.move_time(at / MICROSECONDS)
+        if type(event) is e.StepCompleted:  # most of what there is
+            self._deliver_value(event, output)
+        else:
+            self._deliver_other(event, output)
+        self._settle()
+
+    def _deliver_other(self, event: e.Event, output: bytes | None) -> None:
         if self.sagas and isinstance(event, e.EffectSucceeded | e.EffectFailed | e.SectionEnded):
             self._tell_saga(event, output)
         match event:
@@ -217,7 +225,6 @@ class Execution:
                 self.mailbox.hand_over(event.key, event.message)
             case _:
                 pass
-        self._settle()
 
     def _tell_saga(self, event: e.EffectSucceeded | e.EffectFailed | e.SectionEnded, output: bytes | None) -> None:
         task, _, n = event.section.partition(":")

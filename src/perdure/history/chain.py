@@ -7,10 +7,13 @@ the first event is 32 zero bytes. Payloads are covered through their digests in 
 from __future__ import annotations
 
 from hashlib import sha256
+from struct import Struct
 
 GENESIS = bytes(32)
+
+_place = Struct(">QQ").pack
 
 
 def link(previous: bytes, seq: int, at: int, envelope: bytes) -> bytes:
     """The hash of the event at position `seq`."""
-    return sha256(b"%b%b%b%b" % (previous, seq.to_bytes(8, "big"), at.to_bytes(8, "big"), envelope)).digest()
+    return sha256(previous + _place(seq, at) + envelope).digest()

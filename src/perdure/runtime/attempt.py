@@ -13,7 +13,7 @@ import msgspec
 from perdure.clock import MICROSECONDS
 from perdure.errors import UsageError
 from perdure.history.spending import Use
-from perdure.http.sender import Requests
+from perdure.http.sender import SENDER, Requests
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -59,6 +59,7 @@ class Outgoing(msgspec.Struct):
 
     of: Sends
     number: int
+    started_at: int
     until: int | None
     now: Callable[[], int]
     requests: Requests | None = None
@@ -81,9 +82,6 @@ class Outgoing(msgspec.Struct):
 ATTEMPT: ContextVar[HasAttempt | None] = ContextVar("perdure_attempt", default=None)
 """Set in the context of a step's body, and nowhere else."""
 
-WHICH: ContextVar[tuple[int, int]] = ContextVar("perdure_which_attempt", default=(0, 0))
-"""Which attempt the body is, and when it began: a thread that was given up for lost runs on beside the next one."""
-
 JOURNAL: ContextVar[Any] = ContextVar("perdure_journal", default=None)
 """Set in the context of hosted foreign code: the journal that answers its calls."""
 
@@ -100,6 +98,13 @@ UNLOCKED: ContextVar[Unlocked | None] = ContextVar("perdure_unlocked", default=N
 
 LANE: ContextVar[str] = ContextVar("perdure_lane", default="main")
 """Which lane of its section foreign code is in, where an adapter says so."""
+
+
+def attempt_here(of: Sends) -> Outgoing | None:
+    """Which attempt the running body is, if it is one of these; None elsewhere. A thread that was given up for lost
+    runs on beside the next attempt."""
+    sender = SENDER.get()
+    return sender if isinstance(sender, Outgoing) and sender.of is of else None
 
 
 def current_attempt() -> Attempt:

@@ -53,7 +53,7 @@ from perdure.ledger import (
     operation_id,
     prepare,
 )
-from perdure.runtime.attempt import WHICH
+from perdure.runtime.attempt import attempt_here
 from perdure.runtime.live import Entry, LiveRun, is_about
 from perdure.runtime.operation import Operation
 from perdure.runtime.performer import PUT_OFF_MICROSECONDS, UNREADABLE_MICROSECONDS, Flight, Performer
@@ -119,7 +119,8 @@ class EffectFlight(Flight):
 
     def operation(self) -> Operation:
         """What the body of an attempt gets: one and the same however often it asks."""
-        number = WHICH.get()[0] or self.number
+        here = attempt_here(self)
+        number = self.number if here is None else here.number
         if number not in self.operations:
             self.operations[number] = self.operation_of(self.effects.noter(self), number)
         return self.operations[number]

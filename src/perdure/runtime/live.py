@@ -59,17 +59,14 @@ Delivery = tuple[e.Event, int, "bytes | None"]
 
 
 class Written(msgspec.Struct, frozen=True):
-    """An append under way, the entries that its rows were made of, and what follows once it is durable."""
+    """An append under way, the entries that its rows were made of, and what follows once it is durable. `outcomes`:
+    what of it the code is to get."""
 
     append: Append
     entries: Sequence[Entry]
     then: tuple[Callable[[], None], ...]
     has_lazy: bool = False
-
-    def outcomes(self) -> list[Delivery]:
-        """What of it the code is to get."""
-        rows = self.append.rows
-        return [(entry.event, rows[i].at, entry.raw) for i, entry in enumerate(self.entries) if entry.delivers]
+    outcomes: Sequence[Delivery] = ()
 
 
 class LiveRun:
@@ -197,7 +194,7 @@ class LiveRun:
     @property
     def outcomes_under_way(self) -> int:
         """How many outcomes are being written that the code does not know yet."""
-        return 0 if self.under_way is None else sum(entry.delivers for entry in self.under_way.entries)
+        return 0 if self.under_way is None else len(self.under_way.outcomes)
 
     def waits_for_person(self, key: Key) -> bool:
         """Whether a call is stuck until somebody decides, or was decided with an outcome that is still to come."""
@@ -253,33 +250,34 @@ class LiveRun:
         if hiding.active is not None:
             entries = [_without_secrets(entry) for entry in entries]
         effects = _rows_of_ledger(entries) if self.has_effects else ()
-        rows, blobs = self._rows(entries, now)
+        rows, blobs, outcomes = self._rows(entries, now)
         append = Append(
             append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs), self.change,
             self.taken, self.new_runs, self.watches, self.letters, effects,
             approvals=_rows_of_approvals(entries) if self.has_approvals else (), uses=self.uses, notes=self.notices,
             spending=() if self.account is None else tuple(chain.from_iterable(entry.spending for entry in entries)),
         )  # fmt: skip
-        written = Written(append, entries, self.then, bool(self.lazy))
-        self.entries, self.then, self.change, self.taken = [], (), None, ()
-        self.new_runs, self.watches, self.letters, self.lazy = (), (), (), 0
-        self.uses = self.notices = ()
-        self.under_way = written
+        self.under_way = Written(append, entries, self.then, self.lazy > 0, outcomes)
+        self.entries, self.change, self.lazy = [], None, 0
+        self.then = self.taken = self.new_runs = self.watches = self.letters = self.uses = self.notices = ()
         return append
 
     def alone(
         self, append_id: bytes, entry: Entry, now: int, posts: tuple[Post, ...] = (), uses: tuple[Use, ...] = ()
-    ) -> Append:
+    ) -> Written:
         """An append of this one entry, while nothing else of the run is being written."""
-        rows, blobs = self._rows((_without_secrets(entry),), now)
-        return Append(
+        rows, blobs, outcomes = self._rows((_without_secrets(entry),), now)
+        append = Append(
             append_id, self.rid, self.epoch, self.length, tuple(rows), tuple(blobs),
             effects=_rows_of_ledger((entry,)), posts=posts, approvals=_rows_of_approvals((entry,)), uses=uses,
         )  # fmt: skip
+        return Written(append, (entry,), (), outcomes=outcomes)
 
-    def _rows(self, entries: Sequence[Entry], now: int) -> tuple[list[Row], list[Blob]]:
+    def _rows(self, entries: Sequence[Entry], now: int) -> tuple[list[Row], list[Blob], list[Delivery]]:
+        """What the entries come to in the store, and what of them the code is to get."""
         rows: list[Row] = []
         blobs: list[Blob] = []
+        outcomes: list[Delivery] = []
         seq, head, at = self.length, self.head, max(now, self.last_at)
         for entry in entries:
             event, packed_in, packed_out = entry.event, entry.input, entry.output
@@ -291,14 +289,16 @@ class LiveRun:
             inline_in = inline_out = None
             if packed_in is not None:
                 inline_in = packed_in.inline
-                blobs.extend(packed_in.blobs)
+                blobs += packed_in.blobs
             if packed_out is not None:
                 inline_out = packed_out.inline
-                blobs.extend(packed_out.blobs)
+                blobs += packed_out.blobs
             rows.append(Row(seq, stamp, e.KINDS[type(event)], envelope, inline_in, inline_out, head))
+            if entry.delivers:
+                outcomes.append((event, stamp, entry.raw))
             seq += 1
         self.next_head, self.next_at = head, at
-        return rows, blobs
+        return rows, blobs, outcomes
 
     def _starts_that_ride_along(self, entries: Sequence[Entry]) -> list[Entry]:
         """Steps under way whose start is nowhere recorded yet, and which this append does not end anyway."""
@@ -317,10 +317,11 @@ class LiveRun:
     def committed(self, length: int) -> Written:
         """The append is durable."""
         written = self.landed()
+        append = written.append
         self.length, self.head, self.last_at = length, self.next_head, self.next_at
-        if written.append.blobs:
+        if append.blobs:
             self._remember_stored(written.entries)
-        for row in written.append.rows:
+        for row in append.rows:
             if row.output is not None and len(row.output) >= QUOTED_MIN:
                 self.execution.memo.quotable(row.output, row.seq)
         return written

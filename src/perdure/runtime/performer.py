@@ -29,7 +29,7 @@ from perdure.history import events as e
 from perdure.history.spending import Use
 from perdure.http.classify import Failure, Kind, classify
 from perdure.http.sender import SENDER
-from perdure.runtime.attempt import ATTEMPT, WHICH, Attempt, Outgoing
+from perdure.runtime.attempt import ATTEMPT, Attempt, Outgoing, attempt_here
 from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.retrying import Again, next_attempt
 from perdure.runtime.threads import DaemonThreads
@@ -91,7 +91,8 @@ class Flight:
     def attempt(self) -> Attempt:
         """What the body can ask about itself: also one that was given up for lost, beside the next one."""
         ask, live, performer = self.ask, self.live, self.performer
-        number, started_at = WHICH.get() if WHICH.get()[0] else (self.number, self.started_at)
+        here = attempt_here(self)
+        number, started_at = (self.number, self.started_at) if here is None else (here.number, here.started_at)
         return Attempt(
             live.run_id, live.info.workflow, ask.name, ask.label, number, ask.spec.retry.max_attempts,
             when(started_at),
@@ -148,7 +149,7 @@ class Performer:
         self._queue: deque[Flight] = deque()
         self._alarm: Alarm | None = None
         self._alarm_at = 0
-        self.on_launch: Callable[[Flight], None] = _nothing
+        self.on_launch: Callable[[Flight], None] | None = None
         self.on_escape: Callable[[LiveRun, Exception], None] = _raise
         self.may_begin: Callable[[], bool] = _always
         self.gate: Callable[[Flight], bool] = _passes
@@ -168,18 +169,18 @@ class Performer:
 
     def begin(self, flight: Flight) -> None:
         """Nothing stands in the way of a step any more."""
-        retry_at = flight.live.execution.attempts_at(flight.ask.key).retry_at
         if flight.is_over:
             return
-        if retry_at > self._clock.now():
+        now, retry_at = self._clock.now(), flight.live.execution.attempts_at(flight.ask.key).retry_at
+        if retry_at > now:
             self._wait(flight, retry_at)
         else:
-            self.enqueue(flight)
+            self._take_up(flight, now)
 
     def deny(self, flight: Flight, raw: bytes, denied: e.Denied) -> None:
         """A policy does not let the step pass."""
         self.end(flight)
-        self._record(flight, e.StepFailed, raw, delivers=True, denied=denied)
+        self._record(flight, partial(e.StepFailed, denied=denied), raw, delivers=True)
 
     def cancel(self, live: LiveRun, key: tuple[str, int]) -> None:
         """Stop a step that nobody waits for any more; what it still produces is ignored."""
@@ -222,42 +223,38 @@ class Performer:
     def enqueue(self, flight: Flight) -> None:
         """Begin the next attempt as soon as there is room."""
         flight.alarm = None
-        live = flight.live
-        if flight.is_over:
-            return
-        if live.account is not None and flight.handler is None and not self.is_reserved(flight, self.enqueue):
+        if not flight.is_over:
+            self._take_up(flight, self._clock.now())
+
+    def _take_up(self, flight: Flight, now: int) -> None:
+        if flight.live.account is not None and flight.handler is None and not self.is_reserved(flight, self.enqueue):
             return
         if len(self._running) >= self._steps_max:
             self._queue.append(flight)
             return
-        self._launch(flight)
+        self._launch(flight, now)
 
-    def _launch(self, flight: Flight) -> None:
+    def _launch(self, flight: Flight, now: int) -> None:
         if flight.handler is not None and not flight.handler.may_launch(flight):
             return
-        spec = flight.ask.spec
-        now = self._clock.now()
-        flight.number += 1
-        flight.airborne = flight.number
+        number = flight.number = flight.airborne = flight.number + 1
         flight.started_at = flight.beat_at = now
-        flight.deadline = self._deadline(flight)
+        deadline = flight.deadline = self._deadline(flight)
         self._running[flight] = None
-        self.on_launch(flight)
-        if not self._alarm_at or flight.deadline < self._alarm_at:
-            self._set_alarm(flight.deadline)
-        context = self._context.copy()
-        body = self._run_async if spec.is_async else self._run_in_thread
-        flight.task = self._loop.create_task(body(flight, flight.number, context), context=context)
+        if self.on_launch is not None:
+            self.on_launch(flight)
+        if not self._alarm_at or deadline < self._alarm_at:
+            self._set_alarm(deadline)
+        body = self._run_async if flight.ask.spec.is_async else self._run_in_thread
+        flight.task = self._loop.create_task(body(flight, number), context=self._context.copy())
 
     def _enter(self, flight: Flight, number: int) -> None:
         """Say in the body's context whose body it is."""
-        ATTEMPT.set(flight)
-        WHICH.set((number, flight.started_at))
-        spec = flight.ask.spec
-        until = flight.deadline
+        spec, began, until = flight.ask.spec, flight.started_at, flight.deadline
         if spec.heartbeat_timeout_seconds is not None:
-            until = flight.started_at + round(spec.timeout_seconds * MICROSECONDS)
-        SENDER.set(Outgoing(flight, number, until, self._clock.now))
+            until = began + round(spec.timeout_seconds * MICROSECONDS)
+        ATTEMPT.set(flight)
+        SENDER.set(Outgoing(flight, number, began, until, self._clock.now))
 
     async def unlock(self, flight: Flight, number: int) -> None:
         """Fetch the secrets that are declared for a body, into the context in which it begins."""
@@ -273,7 +270,7 @@ class Performer:
             return msgspec.structs.replace(failure, kind=Kind.RETRYABLE)
         return failure
 
-    async def _run_async(self, flight: Flight, number: int, context: contextvars.Context) -> None:
+    async def _run_async(self, flight: Flight, number: int) -> None:
         ask = flight.ask
         try:
             args, kwargs = ask.spec.arguments.loads(ask.input)
@@ -299,7 +296,7 @@ class Performer:
         else:
             self._returned(flight, number, value)
 
-    async def _run_in_thread(self, flight: Flight, number: int, context: contextvars.Context) -> None:
+    async def _run_in_thread(self, flight: Flight, number: int) -> None:
         ask = flight.ask
         try:
             args, kwargs = ask.spec.arguments.loads(ask.input)
@@ -391,27 +388,23 @@ class Performer:
             self.on_escape(flight.live, error)
 
     def _record(
-        self, flight: Flight, kind: Any, raw: bytes, *, delivers: bool = False, is_lazy: bool = False, **more: Any
+        self, flight: Flight, kind: Callable[..., e.Event], raw: bytes, *, delivers: bool = False, is_lazy: bool = False
     ) -> None:
         """Report what came of an attempt; the first event about a step carries its arguments."""
-        if flight.live.is_in_turn:
-            again = partial(self._record, flight, kind, raw, delivers=delivers, is_lazy=is_lazy, **more)
-            flight.live.deferred += (again,)
+        live, ask = flight.live, flight.ask
+        if live.is_in_turn:
+            live.deferred += (partial(self._record, flight, kind, raw, delivers=delivers, is_lazy=is_lazy),)
             return
-        ask = flight.ask
-        output = pack(raw, flight.live.execution.memo)
-        packed, digest, view, kept = ask.packed, None, None, True
-        if flight.is_start_recorded or packed is None:
-            packed = None
-        else:
+        output = pack(raw, live.execution.memo)
+        packed = digest = view = None
+        kept = True
+        if not flight.is_start_recorded and ask.packed is not None:
             flight.is_start_recorded = True
-            digest, view, kept = packed.digest, ask.view, ask.spec.record_input
+            digest, view, kept = ask.packed.digest, ask.view, ask.spec.record_input
+            packed = ask.packed if kept else None
         task, n = ask.key
-        event = kind(
-            task, n, ask.name, ask.use, output.digest, digest, view, kept, flight.number, flight.started_at, **more
-        )
-        packed = packed if kept else None
-        self._report(flight.live, event, raw=raw, output=output, input=packed, delivers=delivers, is_lazy=is_lazy)
+        event = kind(task, n, ask.name, ask.use, output.digest, digest, view, kept, flight.number, flight.started_at)
+        self._report(live, event, raw=raw, output=output, input=packed, delivers=delivers, is_lazy=is_lazy)
 
     def _failed(self, flight: Flight, number: int, error: BaseException) -> None:
         if number != flight.airborne:
@@ -449,7 +442,7 @@ class Performer:
     def _try_again(self, flight: Flight, error: BaseException, at: int, now: int) -> None:
         self.land(flight)
         raw = dump_exception(error, flight.ask.spec.raises)
-        self._record(flight, e.AttemptFailed, raw, retry_at=at, first_at=flight.first_at)
+        self._record(flight, partial(e.AttemptFailed, retry_at=at, first_at=flight.first_at), raw)
         flight.live.then += (lambda: self._wait(flight, at),)  # that it failed is durable before the next one begins
 
     def give_up(self, flight: Flight, error: BaseException) -> None:
@@ -492,7 +485,7 @@ class Performer:
             while self._queue and len(self._running) < self._steps_max:
                 waiting = self._queue.popleft()
                 if not waiting.is_over:
-                    self._launch(waiting)
+                    self._launch(waiting, self._clock.now())
 
     # ── timeouts and heartbeats ──────────────────────────────────────────────────────────────
     def _deadline(self, flight: Flight) -> int:
@@ -593,10 +586,6 @@ class Performer:
         if self._alarm is not None:
             self._alarm.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _nothing(flight: Flight) -> None:
-    """Nobody watches."""
 
 
 def _is_free(flight: Flight, then: Callable[[Flight], None]) -> bool:

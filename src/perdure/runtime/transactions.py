@@ -214,7 +214,7 @@ class _Body:
         recorded = Entry(
             event, packed_in if kept else None, output, raw, True, ledger=entry, undone=undone, approval=flight.approval
         )
-        append = live.alone(self.intent.id, recorded, self._now, running.posts(live.rid, self._now), self.intent.uses)
         self.entry = entry
-        self.written = Written(append, (recorded,), ())
-        return append
+        posts = running.posts(live.rid, self._now)
+        self.written = live.alone(self.intent.id, recorded, self._now, posts, self.intent.uses)
+        return self.written.append

@@ -97,6 +97,9 @@ EVENTS_REPLAYED_INLINE_MAX = 2_000
 
 STARTED_PAUSED = "a worker that was started paused"
 
+ABOUT_ANOTHER = (Cancelled, Overdue)
+"""Commands that say something about an earlier one."""
+
 Catalog = Mapping[tuple[str, int], WorkflowSpec]
 
 
@@ -414,7 +417,7 @@ class Turns:
         try:
             if isinstance(outcome, Done):
                 written = live.committed(outcome.length)
-                self._deliver(live, written.outcomes(), partial(self._delivered, live, written))
+                self._deliver(live, written.outcomes, partial(self._delivered, live, written))
             elif isinstance(outcome, Exists):
                 self.children.exists(live, outcome)
             elif isinstance(outcome, Held):
@@ -581,19 +584,20 @@ class Turns:
             perform()
 
     def perform(self, live: LiveRun, command: Command) -> None:
-        if not isinstance(command, Cancelled | Overdue):
+        if not isinstance(command, ABOUT_ANOTHER):
             if live.execution.open.get(command.key) is not command:
                 return
             if self.is_stopping:  # whoever has the run next begins it
                 live.held += (command,)
                 return
+        if type(command) is StepAsk:  # most of what there is
+            if not live.waits_for_person(command.key):
+                self.performer.start(live, command)
+            return
         match command:
             case EffectAsk():
                 if not live.waits_for_person(command.key):
                     self.effects.start(live, command)
-            case StepAsk():
-                if not live.waits_for_person(command.key):
-                    self.performer.start(live, command)
             case ChildAsk():
                 self.children.start(live, command)
             case SectionAsk():

@@ -40,18 +40,14 @@ CRASH_LOOP_HINT = "each process that worked on it alone died without progress; f
 
 def check_write(write: Write) -> None:
     """Refuse what no correct caller sends. PerdureBug, before anything is written."""
-    if isinstance(write, NewRun):
+    if isinstance(write, Append):
+        check_dense(write.rows, write.expected_length, write.rid)
+        for run in write.new_runs:
+            check_dense(run.rows, 0, run.run_id)
+        if write.change is not None:
+            check_ending(write.change, write.rid)
+    elif isinstance(write, NewRun):
         check_dense(write.rows, write.first_seq, write.run_id)
-    elif isinstance(write, Append):
-        check_append(write)
-
-
-def check_append(append: Append) -> None:
-    check_dense(append.rows, append.expected_length, append.rid)
-    for run in append.new_runs:
-        check_dense(run.rows, 0, run.run_id)
-    if append.change is not None:
-        check_ending(append.change, append.rid)
 
 
 def check_dense(rows: Sequence[Row], start: int, run: int | str) -> None:

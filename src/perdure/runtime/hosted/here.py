@@ -97,7 +97,7 @@ class PerformedHere:
             lambda use: None,
         )  # fmt: skip
         token = ATTEMPT.set(attempt)
-        sender = SENDER.set(Outgoing(attempt, number, None, self._turns.clock.now))
+        sender = SENDER.set(Outgoing(attempt, number, started_at, None, self._turns.clock.now))
         try:
             return spec.result.dumps(perform()), None
         except Exception as error:

@@ -80,14 +80,11 @@ def event_values(rid: int, row: Row, append_id: bytes | None = None) -> tuple[An
 
     Bytes as bytearray: for each bytes object the driver of Python 3.11 first looks for an adapter, half a microsecond
     long. Written out, since every event passes here."""
-    envelope, before, after, head = row.envelope, row.input, row.output, row.hash
+    before, after = row.input, row.output
     return (
-        rid, row.seq, row.at, row.kind,
-        bytearray(envelope) if type(envelope) is bytes else envelope,
-        bytearray(before) if type(before) is bytes else before,
-        bytearray(after) if type(after) is bytes else after,
-        bytearray(head) if type(head) is bytes else head,
-        bytearray(append_id) if type(append_id) is bytes else append_id,
+        rid, row.seq, row.at, row.kind, bytearray(row.envelope),
+        None if before is None else bytearray(before), None if after is None else bytearray(after),
+        bytearray(row.hash), None if append_id is None else bytearray(append_id),
     )  # fmt: skip
 
 
@@ -245,11 +242,11 @@ class Commit:
 
     def _record(self, append: Append) -> Done:
         rid, rows = append.rid, append.rows
-        if rows:
-            self._events.append(event_values(rid, rows[0], append.id))
-            for row in rows[1:]:
-                self._events.append(event_values(rid, row))
-        else:
+        append_id: bytes | None = append.id
+        for row in rows:
+            self._events.append(event_values(rid, row, append_id))
+            append_id = None
+        if not rows:
             self._sql("note_rowless", append.id, rid)
         length = append.expected_length + len(rows)
         self._facts.standing[rid] = (append.epoch, length)
