@@ -80,11 +80,14 @@ def event_values(rid: int, row: Row, append_id: bytes | None = None) -> tuple[An
 
     Bytes as bytearray: for each bytes object the driver of Python 3.11 first looks for an adapter, half a microsecond
     long. Written out, since every event passes here."""
-    before, after = row.input, row.output
+    envelope, before, after, head = row.envelope, row.input, row.output, row.hash
     return (
-        rid, row.seq, row.at, row.kind, bytearray(row.envelope),
-        None if before is None else bytearray(before), None if after is None else bytearray(after),
-        bytearray(row.hash), None if append_id is None else bytearray(append_id),
+        rid, row.seq, row.at, row.kind,
+        bytearray(envelope) if type(envelope) is bytes else envelope,
+        bytearray(before) if type(before) is bytes else before,
+        bytearray(after) if type(after) is bytes else after,
+        bytearray(head) if type(head) is bytes else head,
+        bytearray(append_id) if type(append_id) is bytes else append_id,
     )  # fmt: skip
 
 
