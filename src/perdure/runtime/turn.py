@@ -591,13 +591,14 @@ class Turns:
                 live.held += (command,)
                 return
         if type(command) is StepAsk:  # most of what there is
-            if not live.waits_for_person(command.key):
-                self.performer.start(live, command)
+            self._perform_step(live, command)
             return
         match command:
             case EffectAsk():
                 if not live.waits_for_person(command.key):
                     self.effects.start(live, command)
+            case StepAsk():
+                self._perform_step(live, command)
             case ChildAsk():
                 self.children.start(live, command)
             case SectionAsk():
@@ -609,6 +610,10 @@ class Turns:
                     self.approvals.expire(live, ask.id)
             case Cancelled(ask):
                 self.cancel(live, ask)
+
+    def _perform_step(self, live: LiveRun, ask: StepAsk) -> None:
+        if not live.waits_for_person(ask.key):
+            self.performer.start(live, ask)
 
     def _cancel_effect(self, live: LiveRun, ask: EffectAsk) -> None:
         """What may have left stays under way, or with the person who is asked about it, until its outcome is known."""
