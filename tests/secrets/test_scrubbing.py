@@ -12,7 +12,7 @@ from urllib.parse import quote, quote_plus, urlencode
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from perdure import EncodeError, UsageError
@@ -293,6 +293,7 @@ def test_what_cannot_be_hidden(value: str) -> None:
 
 @given(value=nested, secret=values)
 def test_a_call_with_a_mark_is_alike_to_the_same_call_without(value: Any, secret: str) -> None:
+    assume(secret.strip("0123456789.e+-"))  # in a number there is no place for a mark: that is refused
     codec = codec_for(Any)
     call = [value, {"to": f"to {secret}", "and": secret}, value]
     plain = codec.dumps(call)
