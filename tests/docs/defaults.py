@@ -12,8 +12,9 @@ from perdure.api import announcing, checking, inbox, requests, settings, workflo
 from perdure.clock import MICROSECONDS
 from perdure.codec import scrubbing
 from perdure.engine import claims, loop
+from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS
 from perdure.http.webhook import TOLERANCE_SECONDS
-from perdure.runtime import gates, lease, relay, sections, silence, turn, vault
+from perdure.runtime import lease, relay, sections, silence, turn, vault
 from perdure.runtime.options import Options
 from perdure.runtime.outbox import WEBHOOK_TOPIC
 from perdure.specs import DEFAULT_TIMEOUT_SECONDS, Retry
@@ -78,6 +79,8 @@ WAITS = Options().retry_after_death_seconds
 _retry, _runtime = Retry(), perdure.Runtime
 _webhook = relay.RETRIES[WEBHOOK_TOPIC]
 
+CHECK_SECONDS = CHECK_AGE_MAX_MICROSECONDS / MICROSECONDS
+
 DEFAULTS = (
     Default("store", STORE, 'Runtime("shop.db")'),
     Default("attempts of a step, the first included", _retry.max_attempts, "Retry(max_attempts=)"),
@@ -126,7 +129,7 @@ DEFAULTS = (
     Default("checked mode", of(_runtime, "guard"), "Runtime(guard=)"),
     Default("a runtime's policy", of(_runtime, "policy"), "Runtime(policy=)"),
     Default("a workflow's policy", _workflow("policy"), "@workflow(policy=)"),
-    Default("a check by policies holds until what it lets pass begins, for", gates.MAX_CHECK_AGE_SECONDS, "fixed", "s"),
+    Default("a check by policies holds until what it lets pass begins, for", CHECK_SECONDS, "fixed", "s"),
     Default("runs in a list", of(perdure.Client.list, "limit"), "client.list(limit=)"),
     Default("longest wait for the turn to write", BUSY_SECONDS, "open_store(busy_seconds=)", "s"),
     Default("waits between tries after deaths without progress", ", ".join(map(duration, WAITS)), "fixed"),

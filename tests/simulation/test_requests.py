@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.simulation.conftest import Broken
 
 from perdure.decisions import Decision
 from perdure.engine.calls import Grant
@@ -90,26 +90,6 @@ def found(root: p.Node, plan: Plan, *, chapters: int = 1, seeds: int = 150) -> s
         except SimulationFailed as failed:
             return "\n".join(failed.problems)
     return "nothing"
-
-
-class Broken:
-    """Breaks a method for one test: it gets another body, which is given the right one first."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._monkeypatch = monkeypatch
-
-    def __call__(self, cls: Any, method: str, body: Callable[..., Any]) -> None:
-        right = getattr(cls, method)
-
-        def wrong(*given: Any, **named: Any) -> Any:
-            return body(right, *given, **named)
-
-        self._monkeypatch.setattr(cls, method, wrong)
-
-
-@pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
-    return Broken(monkeypatch)
 
 
 def does_nothing(right: Any, *given: Any) -> None:

@@ -6,11 +6,11 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from msgspec import structs
+from tests.simulation.conftest import Broken
 
 from perdure.codec import pack
 from perdure.engine.execution import Execution
@@ -79,26 +79,6 @@ def found(seeds: int = 300, *, program: p.Program | None = None, plan: Plan | No
         except SimulationFailed as failed:
             return failed.problems[0]
     return "nothing"
-
-
-class Broken:
-    """Breaks something of perdure for one test: a method gets another body, which is given the right one first."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._monkeypatch = monkeypatch
-
-    def __call__(self, cls: type, method: str, body: Callable[..., Any]) -> None:
-        right = getattr(cls, method)
-
-        def wrong(*given: Any, **named: Any) -> Any:
-            return body(right, *given, **named)
-
-        self._monkeypatch.setattr(cls, method, wrong)
-
-
-@pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
-    return Broken(monkeypatch)
 
 
 def does_nothing(right: Any, *given: Any, **named: Any) -> None:

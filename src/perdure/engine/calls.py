@@ -188,7 +188,7 @@ class Overdue(NamedTuple):
 
 
 CHECK_AGE_MAX_MICROSECONDS = 5_000_000
-"""What a check has found is good for so long."""
+"""What a check has found is good for so long: what begins later is checked again."""
 
 
 class Grant(NamedTuple):

@@ -12,21 +12,13 @@ from perdure.codec.canonical import canonical_bytes
 from perdure.decisions import Vote
 from perdure.gates.conditions import CannotJudge, value_at
 from perdure.gates.policy import Asked, Policy, Rate, Rule, Verdict
+from perdure.history.events import Denied
 
 BUCKET_DIGITS = 32
 
 
-class Source(NamedTuple):
-    """Which rule of which policy says something."""
-
-    policy: str
-    version: str
-    rule: str
-
-    @property
-    def told(self) -> str:
-        return f"policy {self.policy} version {self.version}, rule {self.rule!r}"
-
+Source = Denied
+"""Which rule of which policy says something, as it stands in a history where it denies a call."""
 
 DEFAULT = Source("default", "1", "what cannot be taken back")
 """Who speaks where no policy says anything about an effect that is not reversible."""

@@ -18,8 +18,6 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from perdure.clock import MICROSECONDS, when
 from perdure.codec import Memo, dump_exception, pack, unpack
 from perdure.codec.exceptions import message_of
@@ -54,7 +52,7 @@ from perdure.ledger import (
     prepare,
 )
 from perdure.runtime.attempt import attempt_here
-from perdure.runtime.live import Entry, LiveRun, is_about
+from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.operation import Operation
 from perdure.runtime.performer import PUT_OFF_MICROSECONDS, UNREADABLE_MICROSECONDS, Flight, Performer
 from perdure.runtime.retrying import Again, next_attempt
@@ -411,13 +409,9 @@ class Effects:
     def held(self, live: LiveRun, outcome: protocol.Held) -> None:
         """Another run was faster with an operation that both want: nothing of this append is written. All of it goes
         again, without that start, which is prepared again."""
-        written, operation = live.landed(), outcome.entry.operation_id
+        operation = outcome.entry.operation_id
         mine = [f for f in live.flights.values() if isinstance(f, EffectFlight) and f.is_about(operation)]
-        uses = tuple(use for use in written.append.uses if use.use_id != operation)
-        append = msgspec.structs.replace(written.append, uses=uses)
-        entries = [entry for entry in written.entries if getattr(entry.event, "operation", "") != operation]
-        then = tuple(then for then in written.then if not is_about(then, mine))
-        live.take_back(msgspec.structs.replace(written, append=append, entries=entries, then=then))
+        live.go_again_without(mine, operation, lambda event: getattr(event, "operation", "") == operation)
         for flight in mine:
             live.execution.known.effects.pop(flight.ask.key, None)
             flight.is_start_recorded = flight.ask.is_recorded = flight.is_under_way = False

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure.clock import MICROSECONDS, time_text, when
+from perdure.clock import time_text, when
 from perdure.codec import codec_for, dump_exception
 from perdure.decisions import Vote
-from perdure.engine.calls import Grant, Key
+from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS, Grant, Key
 from perdure.errors import PerdureError, PolicyDenied
 from perdure.gates.denial import DENIED, Denial, encode
 from perdure.gates.policy import Asked, Policy, Verdict
 from perdure.gates.ruling import Ruling, Source, judge, lacking
 from perdure.history import events as e
-from perdure.runtime.live import Entry, LiveRun, is_about
+from perdure.runtime.live import Entry, LiveRun
 from perdure.specs import EffectSpec, StepSpec
 from perdure.store.protocol import Note, OverRate, Use
 
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from perdure.runtime.turn import Turns
 
 log = logging.getLogger("perdure.inbox")
-
-MAX_CHECK_AGE_SECONDS = 5.0
-"""For how long a check holds: what begins later is checked again."""
 
 _PLAIN = codec_for(Any)
 
@@ -73,7 +70,7 @@ class Gates:
 
     def is_old(self, flight: EffectFlight) -> bool:
         """Whether too much time has passed since the check for what is about to be sent."""
-        return self._turns.clock.now() - flight.checked_at > MAX_CHECK_AGE_SECONDS * MICROSECONDS
+        return self._turns.clock.now() - flight.checked_at > CHECK_AGE_MAX_MICROSECONDS
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
     def step(self, flight: Flight) -> bool:
@@ -187,15 +184,10 @@ class Gates:
     def over_rate(self, live: LiveRun, outcome: OverRate) -> None:
         """A rate was used up in the moment in which a call was to begin: nothing of this append is written. All of it
         goes again, without that start."""
-        written, use = live.landed(), outcome.use
-        mine = [flight for flight in live.flights.values() if _has_uses(flight) and use_id_of(flight) == use.use_id]
+        use_id = outcome.use.use_id
+        mine = [flight for flight in live.flights.values() if _has_uses(flight) and use_id_of(flight) == use_id]
         keys = {flight.ask.key for flight in mine}
-        entries = [entry for entry in written.entries if not _is_start_of(entry.event, keys)]
-        then = tuple(then for then in written.then if not is_about(then, mine))
-        append = msgspec.structs.replace(
-            written.append, uses=tuple(each for each in written.append.uses if each.use_id != use.use_id)
-        )
-        live.take_back(msgspec.structs.replace(written, append=append, entries=entries, then=then))
+        live.go_again_without(mine, use_id, lambda event: _is_start_of(event, keys))
         for flight in mine:
             self._deny_over_rate(flight, outcome)
         self._turns.mark(live)

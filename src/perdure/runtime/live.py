@@ -333,6 +333,22 @@ class LiveRun:
             raise AssertionError("no append is under way")
         return written
 
+    def go_again_without(
+        self, flights: Sequence[Flight], use_id: str, is_left_out: Callable[[e.Event], bool]
+    ) -> None:
+        """The append under way was refused for what begins these: all else of it goes again, without what it counted
+        as."""
+        written = self.landed()
+        uses = tuple(use for use in written.append.uses if use.use_id != use_id)
+        self.take_back(
+            msgspec.structs.replace(
+                written,
+                append=msgspec.structs.replace(written.append, uses=uses),
+                entries=[entry for entry in written.entries if not is_left_out(entry.event)],
+                then=tuple(then for then in written.then if not _is_about(then, flights)),
+            )
+        )
+
     def take_back(self, written: Written) -> None:
         """The append was refused for what of it is left out here; all else goes again, before what came meanwhile."""
         append = written.append
@@ -418,7 +434,7 @@ def _place_of_chapter(entries: Sequence[Entry]) -> int:
     return next(place for place, entry in enumerate(entries) if isinstance(entry.event, e.ChapterStarted))
 
 
-def is_about(then: Callable[[], None], flights: Sequence[Flight]) -> bool:
+def _is_about(then: Callable[[], None], flights: Sequence[Flight]) -> bool:
     """Whether this follow-up of a commit is to begin one of these."""
     return isinstance(then, partial) and any(argument is flight for argument in then.args for flight in flights)
 
