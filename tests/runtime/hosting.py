@@ -6,14 +6,16 @@ import asyncio
 import inspect
 import os
 import tempfile
+import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from perdure import Run, Runtime
 from perdure.runtime.host import Host
 from perdure.runtime.live import LiveRun
 from perdure.store.memory import MemoryStore
+from perdure.store.protocol import Letter, NewRun, Outcome, Write
 
 T = TypeVar("T")
 
@@ -86,3 +88,20 @@ def on_one_store(**options: Any) -> Callable[..., Runtime]:
         return Runtime(path or store.again(), workflows=workflows, **{**options, **more})
 
     return make
+
+
+class GatedStore(MemoryStore):
+    """A store whose commits come back late: they are applied, and nobody has heard of it yet."""
+
+    gate: threading.Event | None = None
+    applied = 0
+
+    def commit(self, writes: Sequence[Write]) -> list[Outcome]:
+        outcomes = super().commit(writes)
+        self.applied += 1
+        if self.gate is not None and not all(isinstance(write, NewRun | Letter) for write in writes):
+            self.gate.wait(10)
+        return outcomes
+
+    def is_free(self) -> bool:
+        return False  # so that every commit is done by the writer's thread

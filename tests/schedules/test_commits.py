@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.runtime.hosting import (
+    GatedStore,
     eventually,
     host_of,
     is_in_memory,
@@ -21,7 +22,7 @@ import perdure
 from perdure import Run, Runtime, Status, StoreError, step, workflow
 from perdure.runtime import mail
 from perdure.store.memory import MemoryStore
-from perdure.store.protocol import Append, Letter, NewRun, Outcome, Write
+from perdure.store.protocol import Append, NewRun, Outcome, Write
 from perdure.testing.clock import FakeClock
 from perdure.testing.crashing import CrashingStore, failing
 
@@ -342,23 +343,6 @@ async def mixed() -> list[int]:
     first = await counted(0)
     await perdure.sleep(0)
     return [first, await counted(1), await counted(2)]
-
-
-class GatedStore(MemoryStore):
-    """A store whose commits come back late: they are applied, and nobody has heard of it yet."""
-
-    gate: threading.Event | None = None
-    applied = 0
-
-    def commit(self, writes: Sequence[Write]) -> list[Outcome]:
-        outcomes = super().commit(writes)
-        self.applied += 1
-        if self.gate is not None and not all(isinstance(write, NewRun | Letter) for write in writes):
-            self.gate.wait(10)
-        return outcomes
-
-    def is_free(self) -> bool:
-        return False  # so that every commit is done by the writer's thread
 
 
 @workflow

@@ -151,12 +151,13 @@ class Sections:
                 self._unwind(journal, 0)
 
     def _unwind(self, journal: Journal, after_seconds: float) -> bool:
-        """End code that has waited for so long, for all that it has asked for. False: it does more than that."""
+        """End code that has waited for so long, for all that it has asked for. False: it does more than that, or an
+        answer is on its way: code that were hosted again before it is there would be given another one."""
         waits = [request for request in journal.requests.values() if request.waiting]
         now = self._loop.time()
         if journal.held or len(journal.participants) != 1 or not waits:
             return False
-        if not all(r.is_wait and now - r.asked_at >= after_seconds for r in waits):
+        if not all(r.is_wait and not r.is_reported and now - r.asked_at >= after_seconds for r in waits):
             return False
         journal.is_suspended = True
         for request in journal.requests.values():

@@ -30,7 +30,9 @@ class HostedPeople:
 
         def perform(request: Request) -> None:
             request.is_wait = True
-            if request.key not in self._live.blocked_calls:
+            asked = self._live.execution.known.asked
+            if request.key not in asked:  # or it was, and an answer may be on its way into the history
+                asked.add(request.key)
                 self.block(request, reason, hint)
 
         def load(event: e.Keyed, raw: bytes | None) -> Answer:
