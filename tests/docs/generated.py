@@ -27,6 +27,7 @@ import perdure
 from perdure import errors
 from perdure.api import inbox
 from perdure.audit.doctor import CHECKLIST
+from perdure.audit.foreign_logs import ROLES
 from perdure.cli.app import app
 from perdure.cli.exits import MEANINGS
 from perdure.contract.compare import RULES
@@ -402,6 +403,21 @@ def defaults() -> str:
 
 # ── the pages ───────────────────────────────────────────────────────────────────────────────
 
+def log_roles() -> str:
+    rows = ((f"`{role}`", WHAT_A_LOG_SAYS[role], ", ".join(map("`{}`".format, names))) for role, names in ROLES.items())
+    return table(("role", "what", "names that are known"), rows)
+
+
+WHAT_A_LOG_SAYS: Mapping[str, str] = {
+    "run": "whose line it is; it has to say that",
+    "time": "when it was; it has to say that",
+    "event": "what happened, in words or as a name",
+    "workflow": "what the run is a run of",
+    "call": "the step, tool or activity that it is about",
+    "state": "where the run's state is kept",
+}
+
+
 SECTIONS: Mapping[str, Callable[[], str]] = {
     "status": status_picture,
     "effect_states": effect_states,
@@ -416,6 +432,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "exit_codes": exit_codes,
     "checklist": checklist,
     "commands": commands,
+    "log_roles": log_roles,
     "layout": layout,
     "modules": modules,
     "public_names": public_names,

@@ -20,6 +20,7 @@ from perdure.cli.exits import ExitCode
 from perdure.cli.inbox import operation_json
 from perdure.cli.options import JsonOption, StoreOption, existing_store, seconds_from
 from perdure.cli.show import counted, moment, print_json, print_table, say, short
+from perdure.cli.waits import waits
 from perdure.clock import when
 from perdure.errors import UnknownNameError
 from perdure.store.protocol import Filter, Post
@@ -236,6 +237,9 @@ def cost(
         ]  # fmt: skip
         print_table(columns, rows, empty="nobody said that anything was used")
     return ExitCode.OK
+
+
+app.command()(waits)
 
 
 @app.command()
