@@ -239,6 +239,7 @@ def test_a_lost_connection_is_not_tried_again_either() -> None:
             manager.request("GET", nobody())
 
 
+@pytest.mark.filterwarnings("default")  # of the libraries
 def test_google_does_not_send_once_more_over_aiohttp_either() -> None:
     """It does without retry options, some seconds after a lost connection."""
     options = module("google.genai.types").HttpOptions

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-import copy
 import hashlib
 import hmac
+import itertools
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -13,8 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from perdure.errors import Final, Retryable, UsageError, WebhookError
 from perdure.http.webhook import Webhook, verify_webhook
@@ -88,19 +86,14 @@ def test_a_receiver_believes_what_is_signed_and_fresh() -> None:
 HEADERS, BODY = sent()
 
 
-@given(where=st.sampled_from(["webhook-id", "webhook-timestamp", "webhook-signature", "body"]), at=st.integers(0),
-       bit=st.integers(0, 6))  # fmt: skip
-def test_whatever_is_altered_is_not_believed(where: str, at: int, bit: int) -> None:
-    headers, body = copy.copy(HEADERS), BODY
-    before = body if where == "body" else headers[where].encode()
-    at %= len(before)
-    after = before[:at] + bytes([before[at] ^ 1 << bit]) + before[at + 1 :]
-    if where == "body":
-        body = after
-    else:
-        headers[where] = after.decode()
-    with pytest.raises(WebhookError):
-        verify_webhook(headers, body, secret=SECRET, now=1_000)
+@pytest.mark.parametrize("where", ["webhook-id", "webhook-timestamp", "webhook-signature", "body"])
+def test_whatever_is_altered_is_not_believed(where: str) -> None:
+    before = BODY if where == "body" else HEADERS[where].encode()
+    for at, bit in itertools.product(range(len(before)), range(7)):
+        after = before[:at] + bytes([before[at] ^ 1 << bit]) + before[at + 1 :]
+        headers, body = (HEADERS, after) if where == "body" else ({**HEADERS, where: after.decode()}, BODY)
+        with pytest.raises(WebhookError):
+            verify_webhook(headers, body, secret=SECRET, now=1_000)
 
 
 def test_while_a_secret_is_replaced_both_count() -> None:
