@@ -263,6 +263,8 @@ def send_payment(path: str, body: dict[str, Any], **headers: str) -> int:
     if os.environ.get("DIES") == "before" and os.environ["LIFE"] == "1":
         die()
     number: int = ask_payments("POST", path, body, **headers)["id"]
+    if os.environ.get("DIES") == "after":
+        die()
     perdure.operation().reference = f"payment {number}"
     return number
 

@@ -301,7 +301,8 @@ def _entry(info: RunInfo, blocked: e.RunBlocked, since: int, letters: Iterable[M
     choices = reason.of_run if blocked.call is None else OF_QUESTION.get(blocked.name, reason.of_call)
     return InboxEntry(
         info.run_id, info.workflow, info.version, blocked.reason, when(since), blocked.hint, blocked.call, choices,
-        pending(letters, blocked.call), id=entry_id(info.rid, blocked.reason, blocked.call or "", since),
+        pending(letters, blocked.call), risk=blocked.risk,
+        id=entry_id(info.rid, blocked.reason, blocked.call or "", since),
         budget=None if blocked.short is None else budget_summary(blocked.short),
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from perdure.clock import when
 from perdure.errors import OperationNotInDoubt, RunFinishedError, UnknownNameError, UsageError
 from perdure.ledger import EffectState, LedgerEntry
 from perdure.specs import members
-from perdure.store.protocol import RunInfo, Store
+from perdure.store.protocol import RunInfo, Status, Store
 
 if TYPE_CHECKING:
     from perdure.api.inbox import InboxEntry
@@ -126,6 +126,9 @@ def _nothing_in_doubt(
             + f"; {in_doubt}",
             operation, str(entry.status),
         )  # fmt: skip
+    if call is None and info.status is Status.BLOCKED and not others:
+        way = f"decide with unblock (perdure inbox unblock {info.run_id})"
+        return OperationNotInDoubt(f"run {info.run_id} is {info.status} ({info.reason}), and {in_doubt}: {way}")
     what = f"run {info.run_id} is {info.status}" if call is None else f"{call} of run {info.run_id} is no effect"
     return OperationNotInDoubt(f"{what}{'' if call is None else ' in doubt'}; {in_doubt}")
 

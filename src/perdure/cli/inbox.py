@@ -88,6 +88,8 @@ def _known(entry: InboxEntry) -> Iterator[tuple[str, str]]:
     if it is None:
         if entry.sent is not None:
             yield "arguments", short(json_text(entry.sent))
+        if entry.risk and entry.request is None:
+            yield "risk", entry.risk
         return
     yield "operation", it.id
     yield "effect", f"{it.action}, key {it.key!r} ({it.downstream.replace('_', ' ')}, risk {it.risk})"

@@ -12,7 +12,8 @@ SILENT = 3
 NOTICE = 4
 
 MEANS: Mapping[int, str] = {
-    HIGH_RISK: "an effect that is irreversible or declared `risk=\"high\"`: it may have happened, or is to be approved",
+    HIGH_RISK: "an effect that is irreversible or declared `risk=\"high\"`: it may have happened, is to be approved, "
+    "or a fork would do it again",
     OUTSIDE: "something outside may stand wrong",
     WAITS: "a run, or one call of it, waits for a person",
     SILENT: "a run does not move, and perdure does not know why",

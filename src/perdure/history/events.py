@@ -473,7 +473,7 @@ class TakenOver(Event, frozen=True, omit_defaults=True, gc=False, tag="run.taken
 
 class RunBlocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.blocked"):
     """Nobody but a person, or new code, gets the run on. `task`, `n`: the call that is stuck, if it is one call.
-    `short`: of what budget it wants more than there is."""
+    `short`: of what budget it wants more than there is. `risk`: `high` if a fork would do such an effect again."""
 
     reason: str
     hint: str
@@ -482,6 +482,7 @@ class RunBlocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.bloc
     name: str = ""
     use: int = 0
     short: Shortfall | None = None
+    risk: str = ""
 
     @property
     def call(self) -> str | None:

@@ -538,7 +538,7 @@ class Effects:
             *ask.key, ask.name, ask.use, output.digest, digest, view, kept, flight.number, flight.entry.started_at,
             flight.entry.operation_id, ask.business_key, reference, how, ask.undoes,
         )  # fmt: skip
-        self._release(flight)
+        self.release(flight)
         self.performer.end(flight)
         undone = flight.undone and flight.undone.undone_by(flight.entry.operation_id, now=self._turns.clock.now())
         self.record(flight.live, event, entry, raw=raw, output=output, input=packed, delivers=True, undone=undone)
@@ -554,7 +554,7 @@ class Effects:
             *ask.key, ask.name, ask.use, output.digest, digest, view, kept, flight.number, flight.entry.started_at,
             denied, flight.entry.operation_id, ask.business_key, how,
         )  # fmt: skip
-        self._release(flight)
+        self.release(flight)
         self.performer.end(flight)
         approval = flight.approval if how == "denied" else None
         self.record(
@@ -562,7 +562,7 @@ class Effects:
         )
         self._turns.mark(live)
 
-    def _release(self, flight: EffectFlight) -> None:
+    def release(self, flight: EffectFlight) -> None:
         """What is still reserved for it was reserved for an attempt that has not begun."""
         if flight.live.account is not None:
             self._turns.budgets.settle(flight, None)

@@ -113,8 +113,10 @@ class Forks:
         if decided == "reuse":
             hint += mail.REFUSED + "the original has no result for it, or an attempt of its own is recorded"
         live.execution.known.decided[ask.key] = ""
+        self._turns.effects.release(flight)
         self._turns.performer.end(flight)
-        self._turns.parking.block(live, e.RunBlocked(DONE_BY_ORIGINAL, hint, *ask.key, ask.name, ask.use))
+        risk = "high" if "high" in {flight.spec.stakes, met.entry.risk} else ""
+        self._turns.parking.block(live, e.RunBlocked(DONE_BY_ORIGINAL, hint, *ask.key, ask.name, ask.use, risk=risk))
 
     def decide(self, live: LiveRun, letter: mail.ControlLetter, blocked: e.RunBlocked, key: Key) -> None:
         """A person has decided: the call goes on, and does what was decided when it comes to be sent."""
