@@ -94,7 +94,7 @@ def run(script: str, folder: Path, environment: dict[str, str]) -> str:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
-        said, _ = shell.communicate(timeout=60)
+        said, _ = shell.communicate(timeout=200)
     finally:
         try:
             os.killpg(shell.pid, signal.SIGKILL)
