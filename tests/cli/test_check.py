@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from tests.cli.terminal import Terminal, until
 
+from perdure.cli import parts
+
 APP = """\
 import perdure
 from perdure import effect, step, workflow
@@ -102,6 +104,43 @@ def test_histories_as_files_say_the_same_as_the_store(paid: Terminal) -> None:
         assert by_store == by_file
     held = json.loads(Path(file).read_text())
     assert held["blobs"], "the large result stands in a blob, and that is in the file"
+
+
+ELSEWHERE = """
+import os, sys
+print("loaded")
+if (spec := sys.modules["__main__"].__spec__) is not None and spec.name == "perdure.cli.parts":
+    open("loads", "a").write("x")
+    OTHERWISE
+"""
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "how"), [("pass", ()), ("pass", ("--histories", "ci")), ("os._exit(3)", ())]
+)  # fmt: skip
+def test_however_many_processes_check_the_report_is_the_same(
+    paid: Terminal, otherwise: str, how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one of them does not come back."""
+    for number in range(2):
+        paid.here("run", "payer.py:agent", f"claim {number}", "--id", f"s{number}")
+    app = Path(edited(paid, "other.py", RISK))
+    app.write_text(app.read_text() + ELSEWHERE.replace("OTHERWISE", otherwise))
+    paid.here("store", "histories", "ci")
+
+    def checked() -> list[dict[str, str]]:
+        found: list[dict[str, str]] = json.loads(
+            paid.here("code", "check", "other.py", *how, "--json").stdout.splitlines()[-1]
+        )
+        return found
+
+    alone = checked()
+    monkeypatch.setattr(parts, "HISTORIES_PER_PROCESS", 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert not Path("loads").exists()
+    assert checked() == alone
+    assert len(alone) == 3
+    assert Path("loads").read_text() == "x"
 
 
 def test_a_file_from_which_something_is_missing_is_told(paid: Terminal) -> None:

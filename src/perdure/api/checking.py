@@ -78,12 +78,22 @@ def check_store(
     """All runs of a store that have not ended, and the newest of those that have, against these workflows.
 
     Runs of workflows of which there is no version at all here are left out: they are another program's."""
+    workflows = list(workflows)
+    return check_runs(store, runs_to_check(store, workflows, finished_max=finished_max), workflows)
+
+
+def runs_to_check(store: Store, workflows: Iterable[WorkflowSpec], *, finished_max: int) -> list[RunInfo]:
+    """Which runs of a store `check_store` looks at."""
     catalog = _catalog(workflows)
     names = {name for name, _ in catalog}
     infos = [info for info in every_run(store, Filter(status=UNFINISHED)) if info.workflow in names]
-    if finished_max:
-        ended = store.runs(Filter(status=FINAL, limit=finished_max))
-        infos += [info for info in ended if info.workflow in names and (info.workflow, info.version) in catalog]
+    ended = store.runs(Filter(status=FINAL, limit=finished_max)) if finished_max else []
+    return infos + [info for info in ended if info.workflow in names and (info.workflow, info.version) in catalog]
+
+
+def check_runs(store: Store, infos: Iterable[RunInfo], workflows: Iterable[WorkflowSpec]) -> Iterator[Checked]:
+    """These runs of a store against these workflows."""
+    catalog = _catalog(workflows)
     with _as_in_a_runtime():
         for info in infos:
             yield _check_info(store, info, catalog)

@@ -5,7 +5,7 @@ run        run, start                          options    what many commands hav
 worker     worker                              target     app.py:workflow → a workflow
 runs       runs list|show|wait|send|...        arguments  words → arguments, by the type hints
 inbox      inbox list|unblock                  outcome    waiting for a run, and telling how it ended
-code       code lint                           show       tables, times, JSON
+code       code lint, check (parts), diff      show       tables, times, JSON
 store      store stats|prune|backup|verify     stopping   SIGINT and SIGTERM
 demo/      demo
 """

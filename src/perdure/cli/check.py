@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +12,11 @@ import typer
 
 from perdure.cli.exits import CommandError, ExitCode, complain
 from perdure.cli.options import JsonOption, ModelPolicyOption, PromptReleaseOption, StoreOption, existing_store
+from perdure.cli.parts import Code, OfFolder, OfStore, together
 from perdure.cli.show import counted, print_json, say
-from perdure.cli.target import workflows_at
 
 if TYPE_CHECKING:
     from perdure.api.checking import Checked
-    from perdure.specs import WorkflowSpec
 
 
 def check(
@@ -41,8 +40,8 @@ def check(
     A run replays; or needs a patch, and the line to add is shown; or breaks, with the first call in which history and
     code differ. The exit code is 1 if any run does not replay.
     """
-    specs = _specs(targets, prompt_release, model_policy_version)
-    found = _of_folder(Path(histories), specs) if histories is not None else _of_store(store, specs, finished)
+    code = Code(tuple(targets), prompt_release, model_policy_version)
+    found = _of_folder(Path(histories), code) if histories is not None else _of_store(store, code, finished)
     if json:
         print_json([msgspec.to_builtins(each) | {"pending": _pending_json(each)} for each in found])
     else:
@@ -53,30 +52,21 @@ def check(
 _BAD = frozenset({"needs patch", "breaks"})
 
 
-def _specs(targets: Sequence[str], prompt_release: str | None, model_policy: str | None) -> list[WorkflowSpec]:
-    from perdure.api.surroundings import surroundings, within
-
-    around = surroundings("check", prompt_release=prompt_release, model_policy_version=model_policy)
-    return [within(workflow.spec, around) for workflow in workflows_at(targets)]
-
-
-def _of_store(store: str | None, specs: Iterable[WorkflowSpec], finished: int) -> list[Checked]:
-    from perdure.api.checking import check_store
+def _of_store(store: str | None, code: Code, finished: int) -> list[Checked]:
+    from perdure.api.checking import runs_to_check
 
     with existing_store(store) as opened:
-        return list(check_store(opened, specs, finished_max=finished))
+        infos = runs_to_check(opened, code.specs(), finished_max=finished)
+        return together(OfStore(code, opened.url, infos), opened)
 
 
-def _of_folder(folder: Path, specs: Iterable[WorkflowSpec]) -> list[Checked]:
-    from perdure.api.checking import check_histories
-    from perdure.api.histories import read
-
+def _of_folder(folder: Path, code: Code) -> list[Checked]:
     if not folder.is_dir():
         raise CommandError(f"there is no folder {folder}: `perdure store histories {folder}` writes one")
-    files = [read(path) for path in sorted(folder.glob("*.json"))]
+    files = [str(path) for path in sorted(folder.glob("*.json"))]
     if not files:
         raise CommandError(f"there is no history in {folder}: `perdure store histories {folder}` writes them")
-    return list(check_histories(((file.stored(), file) for file in files), specs))
+    return together(OfFolder(code, files))
 
 
 def _pending_json(each: Checked) -> list[dict[str, Any]]:

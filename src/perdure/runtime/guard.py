@@ -285,7 +285,8 @@ def _innermost(function: Any) -> Any:
     return function
 
 
-_LOOKED_INTO = (_SEED_CODE, inline.__code__)
+_INLINE_CODE = inline.__code__
+_LOOKED_INTO = (_SEED_CODE, _INLINE_CODE)
 
 
 # ── seeing calls ────────────────────────────────────────────────────────────────────────────
@@ -295,7 +296,7 @@ def _profile(frame: FrameType, event: str, called: Any) -> None:
     if event == "c_call":
         if called in CALLS:
             _hit(_name_of(called), CALLS[called], frame)
-    elif event == "call" and frame.f_code in _LOOKED_INTO:
+    elif event == "call" and ((code := frame.f_code) is _SEED_CODE or code is _INLINE_CODE):  # `in` compares them whole
         _look_into(frame)
 
 
