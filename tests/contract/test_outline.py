@@ -220,7 +220,16 @@ PATCHES = {
         'if perdure.patched("step b instead of step a"): ... else: the old call, at app.py:3'
     ),
     ("step a", "step a", "step a", "step a"): "",
+    ("step a", "step b", "if\n step a\nelse\n step b", "if\n step a\nelse\n step b"): "",
+    ("sleep", "sleep", "sleep days=2", "sleep days=2"): "",
+    ("step a", "step b", "step a", "step a"): (
+        'if perdure.patched("step b before step a"): ... else: the old order, at app.py:3'
+    ),
+    ("step a", "step b", "", "step b"): (
+        'if perdure.patched("step b before step a"): ... else: the old order, at app.py:3'
+    ),
 }
+"""Recorded, asked, and both outlines; where those say that nothing has changed there is no line."""
 
 
 @pytest.mark.parametrize("case", PATCHES)

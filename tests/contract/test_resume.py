@@ -222,6 +222,53 @@ def test_a_divergence_tells_what_changed_in_the_source_and_the_line_to_add(on: O
     run_async(main())
 
 
+BY_VARIABLE = """
+import os
+
+@step
+async def search(query: str) -> str:
+    return query
+
+@step
+async def rank(query: str) -> str:
+    return query
+
+@workflow
+async def agent() -> str:
+    if os.environ["HOW"] == "search":
+        hits = await search("tea")
+    else:
+        hits = await rank(os.environ["HOW"])
+    await perdure.receive("go on")
+    return hits
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "told"),
+    [
+        ("search", "rank", "A condition between them came out otherwise: one that was edited, or that rests on"),
+        ("rank", "rank more", "What this call is given is something else now"),
+    ],
+)
+def test_where_no_edit_is_the_cause_no_line_is_to_be_added(
+    on: On, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, now: str, told: str
+) -> None:
+    async def main() -> None:
+        agent = workflow_of(tmp_path, BY_VARIABLE)
+        monkeypatch.setenv("HOW", then)
+        await park(on(agent), agent)
+        monkeypatch.setenv("HOW", now)
+        with pytest.raises(RunBlockedError) as caught:
+            await go_on(on(workflow_of(tmp_path, BY_VARIABLE)))
+        hint = caught.value.hint
+        assert f"The durable calls in the source are what they were when the run began. {told}" in hint
+        assert "The line to add" not in hint
+        assert "The code changed" not in hint
+
+    run_async(main())
+
+
 PAYING = """
 import asyncio
 SENT = []

@@ -392,12 +392,7 @@ class Execution:
         """Code and history part here. The code is not resumed any more."""
         if self.failure is None:
             frames = where.user_frame() or where.describe(self.loop.live_tasks())
-            self.fail(
-                "diverged",
-                f"{recorded}; {asked} ({frames}). The code changed under a running workflow: register the old "
-                "version too, or guard the change with perdure.patched().",
-                Parting(recorded_call, asked_call, frames),
-            )
+            self.fail("diverged", f"{recorded}; {asked} ({frames}).", Parting(recorded_call, asked_call, frames))
 
     def fail(self, reason: str, hint: str, parting: Parting | None = None) -> None:
         """Stop the code for good; the run is to be parked with this reason."""

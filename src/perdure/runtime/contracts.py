@@ -97,18 +97,31 @@ def hint(live: LiveRun, failure: Blocked, store: Store) -> str:
     if failure.parting is None:
         return failure.hint
     events = [e.decode(row.envelope) for row in store.load(live.rid).rows]
-    return failure.hint + explanation(events, live.execution.spec, failure)
+    line = patch(events, live.execution.spec, failure)
+    told = failure.hint + explanation(events, live.execution.spec, failure)
+    return told + (f" The line to add: {line}" if line else "")
 
 
 def explanation(events: Sequence[e.Event], spec: WorkflowSpec, failure: Blocked) -> str:
-    """What is to be added to the message of a divergence; empty if nothing is known."""
+    """What is to be added to the message of a divergence: what is known of why, and what to do."""
     from perdure.contract.patches import explained
 
     if failure.parting is None:
         return ""
-    then, now = _manifests(events)[-1].topology, topology(spec)
-    line = patch(events, spec, failure)
-    return explained(then, now) + (f" The line to add: {line}" if line else "")
+    told = explained(failure.parting, _manifests(events)[-1].topology, topology(spec))
+    around = _around(events, spec)
+    return f" {told}" + (f" Not as it was then: {around}." if around else "")
+
+
+AROUND = frozenset({"perdure", "python", "frameworks"})
+"""What may be another one although nobody has edited anything."""
+
+
+def _around(events: Sequence[e.Event], spec: WorkflowSpec) -> str:
+    from perdure.contract.compare import Given, compare
+
+    compared = compare(Given(_manifests(events), read(manifest(spec))))
+    return "; ".join(each.told for each in compared.differences if each.field in AROUND)
 
 
 def patch(events: Sequence[e.Event], spec: WorkflowSpec, failure: Blocked) -> str:

@@ -24,7 +24,7 @@ def replays(app: Application, answer: Answer) -> None:
         return
     for run in app.replayed:
         if run.problem:
-            mend = f"add {run.patch}" if run.patch else "guard the change with perdure.patched()"
+            mend = f"add {run.patch}" if run.patch else "keep the old version registered beside it"
             answer.fault(f"run {run.run_id}", run.problem, f"{mend}, or have the old version here too")
         elif run.is_in_part:
             answer.unchecked.append(f"run {run.run_id}: its hosted code was not replayed")
