@@ -24,8 +24,8 @@ def replays(app: Application, answer: Answer) -> None:
         return
     for run in app.replayed:
         if run.problem:
-            mend = f"add {run.patch}, or have the old version here too" if run.patch else "have the old version here too"
-            answer.fault(f"run {run.run_id}", run.problem, mend)
+            mend = f"add {run.patch}, or " if run.patch else ""
+            answer.fault(f"run {run.run_id}", run.problem, f"{mend}have the old version here too")
         elif run.is_in_part:
             answer.unchecked.append(f"run {run.run_id}: its hosted code was not replayed")
     good = [run.run_id for run in app.replayed if not run.problem and not run.is_in_part]
