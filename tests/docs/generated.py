@@ -118,7 +118,8 @@ PARKED: Mapping[str, Parked] = {
     ),
     "over_budget": Parked(
         "a call wants more than is left of a [budget](budgets.md)",
-        "raise the limit (`perdure inbox raise-budget`), or let the call fail; in the next period `retry`",
+        "raise the limit (`perdure inbox raise-budget`), or let the call fail; in the next period of a shared "
+        "budget it goes on by itself",
     ),
     "failed_compensation": Parked(
         "a saga cannot undo something: its undoing failed, or it has none",

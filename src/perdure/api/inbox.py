@@ -160,7 +160,7 @@ REASONS: Mapping[str, Reason] = {
     "over_budget": Reason(
         {
             "raise_budget": "the budget gets a new limit, and the call is made",
-            "retry": "the call is made if there is enough by now: in the next period, or after others have raised it",
+            "retry": "the call is made if there is enough by now",
             "fail": "the call is not made; the workflow sees perdure.OverBudget",
         },
         {},

@@ -241,7 +241,8 @@ class Movement(NamedTuple):
     """How one event changes a shared account: so much more is used, and held (or less).
 
     `limits`: it is judged by these, and refused if too little is left; None: it changes the account in any case.
-    `wants`: what is judged then. `call`: whose it is. `raised`: limits that a person has set."""
+    `wants`: what is judged then. `call`: whose it is. `raised`: limits that a person has set; each other run that waits
+    for that gets `tells`, the body of an `unblock` letter. `waits`: the run is one of those from now on."""
 
     account: str
     since: int
@@ -251,6 +252,8 @@ class Movement(NamedTuple):
     limits: Limits | None = None
     unsaid: tuple[str, ...] = ()
     raised: Limits | None = None
+    tells: bytes = b""
+    waits: bool = False
 
 
 def moved(before: SharedAccount, movement: Movement) -> SharedAccount | Shortfall:
@@ -283,10 +286,29 @@ def account_name(budget: Budget, workflow: str, tags: Mapping[str, str]) -> str 
 
 def period_of(budget: Budget, now: int) -> int:
     """When the period began that it is now, in microseconds; 0 if the budget has none."""
-    if budget.per is None:
-        return 0
-    length = round(seconds(budget.per, what="per") * MICROSECONDS)
-    return now - now % length
+    length = _length_of(budget)
+    return now - now % length if length else 0
+
+
+def period_after(budget: Budget, now: int) -> int:
+    """When the next period begins; 0 if the budget has none."""
+    length = _length_of(budget)
+    return period_of(budget, now) + length if length else 0
+
+
+def _length_of(budget: Budget) -> int:
+    return 0 if budget.per is None else round(seconds(budget.per, what="per") * MICROSECONDS)
+
+
+def wanted_again(short: Shortfall) -> Wanted:
+    """What a call wanted when it was stuck, of that which it got too little of.
+
+    >>> wanted_again(Shortfall("", "tokens", limit=10, used=9, wanted=4)).amount.tokens
+    4
+    """
+    if short.wanted is None:
+        return Wanted(NOTHING, (short.unit,))
+    return Wanted(Amount(**{short.unit: short.wanted}))
 
 
 # ── in words ────────────────────────────────────────────────────────────────────────────────
@@ -330,6 +352,6 @@ def explained(short: Shortfall) -> str:
 
 __all__ = [
     "ABOUT_BUDGETS", "Account", "Movement", "Share", "SharedAccount", "Wanted", "account_at", "account_name",
-    "explained", "limits_of", "merged", "money", "moved", "period_of", "raised", "shortfall", "spent_of",
-    "tighter", "told", "use_said", "wanted",
+    "explained", "limits_of", "merged", "money", "moved", "period_after", "period_of", "raised", "shortfall",
+    "spent_of", "tighter", "told", "use_said", "wanted", "wanted_again",
 ]  # fmt: skip

@@ -101,7 +101,7 @@ class Carried(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class Shortfall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Why a call may not begin. `budget`: the shared account, or "" for the run's own budget. `unit`: which limit, or
     `price`: the cost of what was used is not known. `held`: reserved by calls under way. `wanted`: by this call; None
-    if it does not say."""
+    if it does not say. `until`: when the next period begins, in which the call is tried again by itself; 0: never."""
 
     budget: str
     unit: str
@@ -110,3 +110,4 @@ class Shortfall(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     held: int = 0
     wanted: int | None = None
     since: int = 0
+    until: int = 0

@@ -17,31 +17,37 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from perdure.clock import when
+from perdure.clock import time_text, when
 from perdure.codec import dump_exception, pack
 from perdure.engine.calls import NO_ATTEMPTS, EffectAsk, Key
-from perdure.errors import OverBudget, UsageError
+from perdure.errors import OverBudget, StoreError, UsageError
 from perdure.gates.budget import (
     PRICE,
     Account,
     Movement,
+    SharedAccount,
     Wanted,
     account_name,
     explained,
     limits_of,
     merged,
+    period_after,
     period_of,
+    raised,
+    shortfall,
     spent_of,
     tighter,
     wanted,
+    wanted_again,
 )
 from perdure.history import events as e
 from perdure.history.spending import NO_LIMITS, NOTHING, Amount, Carried, Limits, Share, Shortfall, Use
 from perdure.http.classify import Sent, classify
 from perdure.ledger import Happening
+from perdure.runtime import mail
 from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.options import Rules
-from perdure.runtime.performer import Flight
+from perdure.runtime.performer import UNREADABLE_MICROSECONDS, Flight
 from perdure.specs import Usage
 
 if TYPE_CHECKING:
@@ -163,7 +169,71 @@ class Budgets:
             attempts[ask.key] = before._replace(failed=flight.number, first_at=flight.first_at)
         self._turns.performer.end(flight)
         hint = f"{ask.label}: {self._unpriced(live) if short.unit == PRICE else explained(short)}"
-        self._turns.parking.block_call(live, "over_budget", hint, flight, short)
+        if not short.budget:
+            self._turns.parking.block_call(live, "over_budget", hint, flight, short)
+            return
+        short = msgspec.structs.replace(short, until=self._until(live, short))
+        hint += f"; it is tried again by itself at {time_text(short.until)}" if short.until else ""
+        waits = Movement(short.budget, short.since, ask.key, waits=True)
+        self._turns.parking.block_call(live, "over_budget", hint, flight, short, (waits,))
+        live.then += (partial(self.look_again, live),)  # it may have been raised before this one was known to wait
+
+    # ── others share it: there may be enough again ───────────────────────────────────────────
+    def deadline(self, live: LiveRun) -> int | None:
+        """When the next period begins of a budget for which a call of the run waits."""
+        shorts = [blocked.short for blocked in live.blocked_calls.values() if blocked.short is not None]
+        return min((short.until for short in shorts if short.until), default=None)
+
+    def look_again(self, live: LiveRun) -> None:
+        """Let calls go on that wait for a budget, where there is enough by now: others raised what they share, a period
+        began, or calls under way have used less than they had reserved. Nothing is recorded of those that wait on."""
+        if live.is_in_turn:
+            live.deferred += (partial(self.look_again, live),)
+            return
+        if live.is_gone or live.is_leaving:
+            return
+        for key, blocked in list(live.blocked_calls.items()):
+            if blocked.short is None:
+                continue
+            look = self._shared_again_at if blocked.short.budget else self._own_again_at
+            until = look(live, blocked.short)
+            if until is None:
+                again = mail.ControlLetter("there is enough in it again", choice="retry")
+                mail.try_again(self._turns, live, again, key)
+                self._turns.mark(live)
+            else:
+                short = msgspec.structs.replace(blocked.short, until=until)
+                live.blocked_calls[key] = msgspec.structs.replace(blocked, short=short)
+
+    def _own_again_at(self, live: LiveRun, short: Shortfall) -> int | None:
+        """None if there is enough of what was reserved by other calls when this one was stuck; else 0."""
+        if live.account is None or not short.held:
+            return 0
+        return None if live.account.shortfall(wanted_again(short), elapsed=0) is None else 0
+
+    def _shared_again_at(self, live: LiveRun, short: Shortfall) -> int | None:
+        """When to look again whether there is enough; None if there is, 0 if that is for a person to bring about."""
+        shares = self._shares(live)
+        at = next((share for share in shares if share.account == short.budget), None)
+        if at is None:  # nobody limits it any more
+            return None
+        try:
+            found = [each for each in self._turns.store.accounts(at.account) if each.since == at.since]
+        except StoreError:
+            self._turns.on_trouble()
+            return self._turns.clock.now() + UNREADABLE_MICROSECONDS
+        now = found[0] if found else SharedAccount(*at)
+        limits = raised(shares[at], now.raised)
+        return None if shortfall(limits, now.used, now.held, wanted_again(short)) is None else self._until(live, short)
+
+    def _until(self, live: LiveRun, short: Shortfall) -> int:
+        """When the next period begins; 0 if there is none, or if the call wants more than any period has."""
+        limits = next((limits for share, limits in self._shares(live).items() if share.account == short.budget), None)
+        if limits is None or shortfall(limits, NOTHING, NOTHING, wanted_again(short)) is not None:
+            return 0
+        info, now = live.info, self._turns.clock.now()
+        is_it = (each for each in self._rules.shared if account_name(each, info.workflow, info.tags) == short.budget)
+        return max(period_after(each, now) for each in is_it)
 
     def overdrawn(self, live: LiveRun, outcome: Any) -> None:
         """Others have spent what this call wants: nothing of this append is written. All of it goes again, without that
@@ -244,6 +314,8 @@ class Budgets:
         live.entries.append(Entry(event, spending=_movements(event, reserved)))
         if live.account is not None:
             live.account.note(event)
+        if live.blocked_calls:
+            live.then += (partial(self.look_again, live),)
         self._turns.mark(live)
 
     # ── what it cost ─────────────────────────────────────────────────────────────────────────
@@ -293,14 +365,17 @@ class Budgets:
 
     # ── a person decides ─────────────────────────────────────────────────────────────────────
     def take_raise(self, live: LiveRun, limits: Limits, by: str, why: str, at: Share) -> list[Key]:
-        """A person sets new limits. What is given are the calls that were stuck for that budget."""
+        """A person sets new limits: of what others share, in the period that it is by now. What is given are the calls
+        that were stuck for that budget."""
+        at = next((share for share in self._shares(live) if share.account == at.account), at)
         event = e.BudgetRaised(limits, by, why, *at)
-        spending = (Movement(*at, ("", 0), raised=limits),) if at.account else ()
+        told = msgspec.json.encode(mail.ControlLetter(why, by, choice=mail.RAISED))
+        spending = (Movement(*at, ("", 0), raised=limits, tells=told),) if at.account else ()
         live.account = live.account or Account()
         live.account.note(event)
         live.entries.append(Entry(event, spending=spending))
         stuck = [(key, blocked.short) for key, blocked in live.blocked_calls.items() if blocked.short is not None]
-        return [key for key, short in stuck if (short.budget, short.since) == at and short.unit != PRICE]
+        return [key for key, short in stuck if short.budget == at.account and short.unit != PRICE]
 
     def fail(self, live: LiveRun, blocked: e.RunBlocked) -> None:
         """A person lets the call fail that is stuck for lack of budget."""

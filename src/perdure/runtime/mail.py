@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("perdure.inbox")
 
 REFUSED = "; refused: "
+RAISED = "raised"
+"""The choice of a letter that no person writes: the store sends it to whoever waits for an account that was raised."""
+
 NO_VALUE = "no value can unblock this: "
 CANCELLED = dump_exception(RunCancelledError("the run was cancelled"), ())
 
@@ -77,6 +80,8 @@ def from_parent(run_id: str, *, now: int) -> Letter:
 def told(mail: Mail) -> str:
     """What a control letter asks for, in words: `unblock --retry by ann`."""
     body = msgspec.json.decode(mail.body, type=ControlLetter)
+    if body.choice == RAISED:
+        return f"the budget was raised by {body.by}"
     kind = "settle" if body.choice in {"succeeded", "failed"} else mail.kind
     what = kind + (" --force" if body.force else "") + (f" --{body.choice}" if body.choice else "")
     return what + (f" of {body.call}" if body.call else "") + (f" by {body.by}" if body.by else "")
@@ -175,6 +180,9 @@ def _take_pause(turns: Turns, live: LiveRun, kind: str, letter: ControlLetter) -
 
 def _take_unblock(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
     """A decision about a call that nobody waits for any more, or that was decided meanwhile, changes nothing."""
+    if letter.choice == RAISED:
+        turns.budgets.look_again(live)
+        return
     if letter.limits is not None:
         if _is_refused(turns, live, letter, e.RunBlocked("over_budget", "")):
             return
@@ -182,7 +190,7 @@ def _take_unblock(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
             live, letter.limits, letter.by, letter.reason, Share(letter.budget, letter.since)
         )
         for key in stuck:
-            _try_again(turns, live, letter, key)
+            try_again(turns, live, letter, key)
         return
     stuck = _stuck(live, letter)
     blocked = live.blocked_calls[stuck[0]] if stuck else None if letter.call else live.blocked
@@ -254,7 +262,7 @@ def _decide_about_budget(turns: Turns, live: LiveRun, letter: ControlLetter, key
     """A person has the call tried again (there may be more now), or lets it fail."""
     blocked = live.blocked_calls[key]
     if letter.choice == "retry":
-        _try_again(turns, live, letter, key)
+        try_again(turns, live, letter, key)
     elif letter.choice == "fail":
         _unblocked(turns, live, letter, key)
         turns.budgets.fail(live, blocked)
@@ -265,7 +273,7 @@ def _decide_about_budget(turns: Turns, live: LiveRun, letter: ControlLetter, key
         turns.parking.block(live, msgspec.structs.replace(blocked, hint=hint))
 
 
-def _try_again(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:
+def try_again(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> None:
     """A call that was stuck is made, where it has not been made again anyway since the run was loaded."""
     ask = live.execution.open.get(key)
     _unblocked(turns, live, letter, key, "go_on" if letter.choice == "retry" else letter.choice)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from perdure.gates.budget import Movement
 from perdure.history import events as e
 from perdure.history.spending import Shortfall
 from perdure.runtime import mail
-from perdure.runtime.live import LiveRun
+from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.performer import Flight
 from perdure.runtime.standstill import Standstill
 from perdure.store.protocol import Change, Status, Wakes
@@ -29,14 +30,17 @@ class Parking:
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
 
-    def block_call(self, live: LiveRun, reason: str, hint: str, flight: Flight, short: Shortfall | None = None) -> None:
+    def block_call(
+        self, live: LiveRun, reason: str, hint: str, flight: Flight, short: Shortfall | None = None,
+        spending: tuple[Movement, ...] = (),
+    ) -> None:  # fmt: skip
         """One call is stuck until a person decides; what else is under way goes on."""
         ask = flight.ask
         live.flights.pop(ask.key, None)
         if not flight.is_start_recorded:
             flight.is_start_recorded = ask.is_recorded = True
             live.entries.append(flight.start_entry())
-        self.block(live, e.RunBlocked(reason, hint, *ask.key, ask.name, ask.use, short))
+        self.block(live, e.RunBlocked(reason, hint, *ask.key, ask.name, ask.use, short), spending)
 
     def block_asked(self, live: LiveRun, event: e.RunBlocked) -> None:
         """Hosted code comes to a question by itself, in the middle of a turn perhaps."""
@@ -60,10 +64,10 @@ class Parking:
             else:
                 live.execution.notes += (note,)
 
-    def block(self, live: LiveRun, event: e.RunBlocked) -> None:
+    def block(self, live: LiveRun, event: e.RunBlocked, spending: tuple[Movement, ...] = ()) -> None:
         """Note that the run, or one call of it, waits for a person."""
         live.note_blocked(event)
-        live.record(event)
+        live.entries.append(Entry(event, spending=spending))
         live.change = self.change(live)
         log.warning("run %s is blocked (%s): %s", live.run_id, event.reason, event.hint)
         how = Standstill(Status.BLOCKED, event.reason, event.hint)

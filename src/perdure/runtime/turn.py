@@ -302,6 +302,8 @@ class Turns:
             self.take_mail(self.store.mail([live.rid]))
         except StoreError:
             self.on_trouble()
+        if live.blocked_calls:
+            self.budgets.look_again(live)
         if live.execution.known.effects and live.execution.failure is None:
             self.doubts.adopt_orphans(live)
         self.advance(live)
@@ -540,7 +542,7 @@ class Turns:
         elif execution.ending is not None:
             self.ends.end(live)
         else:
-            if execution.loop.timers or live.alarm_at is not None or live.has_approvals:
+            if execution.loop.timers or live.alarm_at is not None or live.has_approvals or live.blocked_calls:
                 self.set_alarm(live)
             if live.has_more_than_lazy or live.then or execution.state is not live.state_written:
                 self.mark(live)
@@ -680,10 +682,10 @@ class Turns:
     def _own_deadline(self, live: LiveRun) -> int | None:
         """When something is to happen next in a run by itself; sections see to their own waits."""
         deadline = live.execution.deadline()
-        if not live.has_approvals:
+        if not (live.has_approvals or live.blocked_calls):
             return deadline
-        told = self.approvals.deadline(live)
-        return deadline if told is None else told if deadline is None else min(deadline, told)
+        deadlines = (deadline, self.approvals.deadline(live), self.budgets.deadline(live))
+        return min((each for each in deadlines if each is not None), default=None)
 
     def set_alarm(self, live: LiveRun) -> None:
         deadline = self._own_deadline(live)
@@ -700,6 +702,8 @@ class Turns:
             return
         if live.has_approvals:
             self.approvals.remind(live)
+        if live.blocked_calls:
+            self.budgets.look_again(live)
         deadline = live.execution.deadline()
         if deadline is None:
             self.set_alarm(live)

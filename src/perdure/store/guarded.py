@@ -82,6 +82,7 @@ def _append(append: Append) -> Append:
         effects=tuple(map(_effect, append.effects)),
         approvals=tuple(map(_approval, append.approvals)),
         posts=tuple(map(_post, append.posts)),
+        spending=tuple(each._replace(tells=_body(each.tells)) for each in append.spending),
     )
 
 

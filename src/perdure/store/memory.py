@@ -17,7 +17,7 @@ from perdure.clock import MICROSECONDS, Clock, SystemClock
 from perdure.codec.packing import position_of, told
 from perdure.decisions import ApprovalEntry
 from perdure.errors import HistoryCorruptError, StoreError
-from perdure.gates.budget import SharedAccount
+from perdure.gates.budget import Movement, SharedAccount
 from perdure.history.spending import Share
 from perdure.ledger.entry import LedgerEntry
 from perdure.store import rules
@@ -139,6 +139,7 @@ class _Shared:
     effects: dict[str, LedgerEntry] = field(default_factory=dict[str, LedgerEntry])
     approvals: dict[str, ApprovalEntry] = field(default_factory=dict[str, ApprovalEntry])
     accounts: dict[Share, SharedAccount] = field(default_factory=dict[Share, SharedAccount])
+    account_waits: dict[Share, set[int]] = field(default_factory=dict[Share, set[int]])
     posts: dict[str, _Post] = field(default_factory=dict[str, "_Post"])
     notes: dict[tuple[str, str], Note] = field(default_factory=dict[tuple[str, str], Note])
     uses: dict[tuple[str, str], _Used] = field(default_factory=dict[tuple[str, str], "_Used"])
@@ -316,6 +317,21 @@ class MemoryStore:
         accounts = self._shared.accounts
         return rules.spend(append.spending, lambda account, since: accounts.get(Share(account, since)))
 
+    def _see_to_waiting(self, append: Append, movement: Movement) -> None:
+        """Of runs that wait until somebody raises an account: note this one, or tell them all."""
+        at = Share(movement.account, movement.since)
+        waits = self._shared.account_waits
+        if movement.waits:
+            for earlier in [each for each in waits if each.account == at.account and each.since < at.since]:
+                del waits[earlier]
+            waits.setdefault(at, set()).add(append.rid)
+            return
+        for rid in sorted(waits.pop(at, set()) - {append.rid}):
+            waiting = self._shared.runs.get(rid)
+            if waiting is not None and not waiting.info.status.is_final:
+                letter_id = rules.raise_letter_id(append.id, rid)
+                self._deliver(waiting, letter_id, "unblock", "", movement.tells, self._clock.now())
+
     def _apply(self, run: _Run, append: Append) -> None:
         if append.rows:
             run.applied[append.expected_length] = append.id
@@ -338,6 +354,9 @@ class MemoryStore:
         spent = self._spend(append)
         if not isinstance(spent, Overdrawn):
             self._shared.accounts |= spent
+        for movement in append.spending:
+            if movement.waits or movement.tells:
+                self._see_to_waiting(append, movement)
         self._post(append.posts)
         for use in append.uses:
             used = _Used(use.bucket, use.use_id, self._clock.now(), self._clock.now() + use.period)

@@ -102,6 +102,11 @@ def refused(
     return Refused(*following) if isinstance(following, Refusal) else None
 
 
+def raise_letter_id(append_id: bytes, rid: int) -> bytes:
+    """The id of the letter that tells a run that an account was raised for which it waits."""
+    return hashlib.blake2b(b"%b/%d" % (append_id, rid), digest_size=16).digest()
+
+
 def spend(
     movements: Iterable[Movement], find: Callable[[str, int], SharedAccount | None]
 ) -> dict[Share, SharedAccount] | Overdrawn:

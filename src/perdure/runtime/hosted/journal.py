@@ -409,14 +409,14 @@ class Journal:
     @property
     def is_still(self) -> bool:
         """Whether nothing happens in here until time passes or news comes: what it asked for waits, or its next attempt
-        does."""
+        does, or a person is to decide."""
         asked = [r for r in self.requests.values() if r.waiting or (self.cancelled is not None and not r.is_undoing)]
         still = bool(asked) and not self.held and all(r.is_wait or self._waits_for_attempt(r) for r in asked)
         return still and all(map(self._is_waiting, self.participants))
 
     def _waits_for_attempt(self, request: Request) -> bool:
         flight = self.live.flights.get(request.key)
-        return flight is not None and flight.alarm is not None
+        return request.key in self.live.blocked_calls or (flight is not None and flight.alarm is not None)
 
     def deliver(self, event: e.Keyed, at: int, raw: bytes | None) -> None:
         """Something of this section is durable."""

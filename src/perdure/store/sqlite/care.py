@@ -20,7 +20,7 @@ def delete_run(connection: sqlite3.Connection, rid: int) -> bool:
     """The run with all that belongs to it; its line in `heads` stays. False: somebody else has done that."""
     if connection.execute(QUERIES["keep_head"], (rid,)).rowcount == 0:
         return False
-    for table in ("events", "blobs", "letters", "watchers", "effects", "approvals", "posts", "run"):
+    for table in ("events", "blobs", "letters", "watchers", "effects", "approvals", "posts", "waits", "run"):
         connection.execute(QUERIES[f"delete_{table}"], (rid,))
     return True
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.gates.budget import SharedAccount
+from perdure.gates.budget import Movement, SharedAccount
 from perdure.ledger.entry import LedgerEntry
 from perdure.store import rules
 from perdure.store.protocol import (
@@ -292,6 +292,24 @@ class Commit:
         if not isinstance(spent, Overdrawn):  # that was judged before
             for account in spent.values():
                 self._sql("write_account", *account_columns(account))
+        for movement in append.spending:
+            if movement.waits or movement.tells:
+                self._see_to_waiting(append, movement)
+
+    def _see_to_waiting(self, append: Append, movement: Movement) -> None:
+        """Of runs that wait until somebody raises an account: note this one, or tell them all."""
+        at = movement.account, movement.since
+        if movement.waits:
+            self._sql("forget_earlier_waits", *at)
+            self._sql("insert_wait", *at, append.rid)
+            return
+        waiting = self._sql("waits_for", *at, append.rid).fetchall()
+        self._sql("clear_waits", *at)
+        for (rid,) in waiting:
+            found = self._sql("addressee_by_rid", rid).fetchone()
+            if found is not None and not Status(found[1]).is_final:
+                letter_id = rules.raise_letter_id(append.id, rid)
+                self._deliver(Addressee(*found), letter_id, "unblock", "", movement.tells, self._now)
 
     # ── changes of the index row ─────────────────────────────────────────────────────────────
     def _change(self, rid: int, change: Change) -> None:

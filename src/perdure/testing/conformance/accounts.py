@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perdure.gates.budget import Movement, SharedAccount
 from perdure.history.spending import NO_LIMITS, NOTHING, Amount, Limits
-from perdure.store.protocol import Ended, Fenced, Moved, Overdrawn
+from perdure.store.protocol import Change, Ended, Fenced, Moved, Overdrawn, Status
 from perdure.testing.conformance.base import ENDED, StoreCase, append
 
 ACCOUNT = "workflow agent per 60s"
@@ -14,6 +14,16 @@ def reserves(tokens: int, limit: int | None = 100, since: int = 0, **amount: int
     """A call that wants so many tokens."""
     limits = None if limit is None else Limits(tokens=limit)
     return Movement(ACCOUNT, since, ("0", 7), held=Amount(tokens, **amount), limits=limits)
+
+
+def waits(since: int = 0) -> Movement:
+    """The run waits until somebody raises it."""
+    return Movement(ACCOUNT, since, ("0", 7), waits=True)
+
+
+def tells(tokens: int, body: bytes, since: int = 0) -> Movement:
+    """Somebody raises it."""
+    return Movement(ACCOUNT, since, ("", 0), raised=Limits(tokens=tokens), tells=body)
 
 
 class AccountPromises(StoreCase):
@@ -105,3 +115,34 @@ class AccountPromises(StoreCase):
         self.done(append(rid, 1, spending=(reserves(100), reserves(100, since=60))))
         assert [each.since for each in self.store.accounts(ACCOUNT)] == [60, 0]
         assert self.standing(60) == SharedAccount(ACCOUNT, 60, NOTHING, Amount(100), NO_LIMITS)
+
+    def test_those_who_wait_are_told_once_of_a_raise(self) -> None:
+        first, other = self.start(), self.start("other")
+        done, late = self.start("done"), self.start("late")
+        for rid in (first, other, done):
+            self.done(append(rid, 1, spending=(waits(), waits())))
+        self.done(append(other, 2, change=Change(status=Status.BLOCKED, reason="over_budget", release=True)))
+        self.done(append(done, 2, change=ENDED))
+        self.done(append(late, 1, spending=(waits()._replace(account="another"),)))
+        raises = append(first, 2, spending=(tells(150, b'{"n":1}'),))
+        self.done(raises)
+        self.done(raises)
+        assert [self.bodies(run_id) for run_id in ("r", "other", "late")] == [[], [b'{"n":1}'], []]
+        assert self.claimed() == ["other"]
+        self.done(append(first, 3, spending=(tells(160, b'{"n":2}'),)))
+        assert self.bodies("other") == [b'{"n":1}']
+
+    def test_a_refused_raise_tells_nobody(self) -> None:
+        rid, other = self.start(), self.start("other")
+        self.done(append(other, 1, spending=(waits(),)))
+        assert isinstance(self.write(append(rid, 1, spending=(tells(150, b"{}"), reserves(160)))), Overdrawn)
+        assert self.bodies("other") == []
+        self.done(append(rid, 1, spending=(tells(150, b"{}"),)))
+        assert self.bodies("other") == [b"{}"]
+
+    def test_who_waited_in_an_earlier_period_waits_no_more(self) -> None:
+        rid, other = self.start(), self.start("other")
+        self.done(append(other, 1, spending=(waits(since=60),)))
+        self.done(append(other, 2, spending=(waits(since=120),)))
+        self.done(append(rid, 1, spending=(tells(150, b"{}", since=60),)))
+        assert self.bodies("other") == []

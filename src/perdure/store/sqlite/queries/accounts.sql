@@ -10,3 +10,15 @@ ON CONFLICT (account, since) DO UPDATE SET used = excluded.used, held = excluded
 -- name: list_accounts
 SELECT account, since, used, held, raised FROM accounts WHERE :account IS NULL OR account = :account
 ORDER BY account, since DESC;
+
+-- name: insert_wait
+INSERT INTO account_waits (account, since, rid) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: forget_earlier_waits
+DELETE FROM account_waits WHERE account = ? AND since < ?;
+
+-- name: waits_for
+SELECT rid FROM account_waits WHERE account = ? AND since = ? AND rid <> ? ORDER BY rid;
+
+-- name: clear_waits
+DELETE FROM account_waits WHERE account = ? AND since = ?;

@@ -41,6 +41,9 @@ DELETE FROM effects WHERE rid = ? AND scope = 'run';
 -- name: delete_approvals
 DELETE FROM approvals WHERE rid = ?;
 
+-- name: delete_waits
+DELETE FROM account_waits WHERE rid = ?;
+
 -- name: delete_run
 DELETE FROM runs WHERE rid = ?;
 

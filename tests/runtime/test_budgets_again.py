@@ -1,0 +1,309 @@
+"""Over a budget that many runs share: the call is tried again by itself, in the next period and when it was raised."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.runtime.hosting import is_in_memory, kinds, let_go, run_async
+
+import perdure
+from perdure import Budget, Run, RunBlockedError, Usage, step, workflow
+from perdure.gates.budget import Movement
+from perdure.history import events as e
+from perdure.history.spending import Amount, Limits
+from perdure.store.memory import MemoryStore
+from perdure.store.protocol import Done, Outcome, Overdrawn, Store, Write
+from perdure.testing.clock import FakeClock
+from perdure.testing.conformance.base import append, new_run
+from perdure.testing.runtime import RuntimeUnderTest
+from perdure.testing.sweep import sweep_crashes
+
+HOURLY = Budget(tokens=100, tag="team", per=timedelta(hours=1))
+FOREVER = Budget(tokens=100, tag="team")
+TEAM = {"team": "x"}
+HOUR = 3_600_000_000
+
+
+@step
+async def think(tokens: int) -> int:
+    perdure.used(tokens=tokens)
+    return tokens
+
+
+@think.estimate
+def _(tokens: int) -> Usage:
+    return Usage(tokens=tokens)
+
+
+@workflow
+async def thinks(*tokens: int) -> int:
+    return sum([await think(each) for each in tokens])
+
+
+@workflow
+def thinks_hosted(tokens: list[int]) -> int:
+    return sum([think_now(each) for each in tokens])
+
+
+@step
+def think_now(tokens: int) -> int:
+    perdure.used(tokens=tokens)
+    return tokens
+
+
+@think_now.estimate
+def _(tokens: int) -> Usage:
+    return Usage(tokens=tokens)
+
+
+async def is_stuck(run: Run[Any]) -> str:
+    with pytest.raises(RunBlockedError) as stuck:
+        await run.result()
+    assert stuck.value.reason == "over_budget"
+    return stuck.value.hint
+
+
+async def blocks(run: Run[Any]) -> list[str]:
+    return [kind for kind in await kinds(run) if kind in {"run.blocked", "run.unblocked"}]
+
+
+async def spends(runtime: RuntimeUnderTest, *tokens: int) -> None:
+    """Another run of the team uses so much."""
+    await (await runtime.start(thinks.call(*tokens), tags=TEAM)).result()
+
+
+def taken_already(runtime: RuntimeUnderTest, since: int) -> None:
+    """Somebody has used most of what the period has that begins then."""
+    used = Movement("tag team=x per 3600s", since, ("", 0), used=Amount(90))
+    write(runtime._store, used)  # pyright: ignore[reportPrivateUsage]
+
+
+def write(store: Store, movement: Movement) -> None:
+    """A run of nobody's moves an account."""
+    (new,) = store.commit([new_run(os.urandom(4).hex(), workflow="elsewhere")])
+    assert isinstance(new, Done)
+    (done,) = store.commit([append(new.rid, 1, epoch=0, spending=(movement,))])
+    assert isinstance(done, Done)
+
+
+# ── the next period ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("leaves", "hosted"), [(False, False), (True, False), (False, True)])
+def test_in_the_next_period_it_goes_on(leaves: bool, hosted: bool) -> None:
+    async def main() -> None:
+        async with RuntimeUnderTest(budgets=[HOURLY]) as runtime:
+            await spends(runtime, 90)
+            call = thinks_hosted.call([40, 50]) if hosted else thinks.call(40, 50)
+            run = await runtime.start(call, id="r", tags=TEAM)
+            assert "it is tried again by itself at " in await is_stuck(run)
+            if leaves:
+                await let_go(runtime, "r")
+            await runtime.advance(timedelta(hours=1))
+            assert await run.result() == 90
+            assert await blocks(run) == ["run.blocked", "run.unblocked"]
+
+    run_async(main())
+
+
+def test_who_finds_too_little_again_waits_on_and_nothing_is_recorded_of_that() -> None:
+    async def main() -> None:
+        async with RuntimeUnderTest(budgets=[HOURLY]) as runtime:
+            await spends(runtime, 90)
+            run = await runtime.start(thinks.call(60), id="r", tags=TEAM)
+            await is_stuck(run)
+            now = runtime.clock.now()
+            for hour in (1, 2):
+                taken_already(runtime, now - now % HOUR + hour * HOUR)
+                await runtime.advance(timedelta(hours=1))
+                assert await blocks(run) == ["run.blocked"]
+                await let_go(runtime, "r")
+            await runtime.advance(timedelta(hours=1))
+            assert await run.result() == 60
+            assert await blocks(run) == ["run.blocked", "run.unblocked"]
+
+    run_async(main())
+
+
+def test_of_many_that_wait_each_period_lets_as_many_go_on_as_it_has() -> None:
+    async def main() -> None:
+        async with RuntimeUnderTest(budgets=[HOURLY]) as runtime:
+            await spends(runtime, 90)
+            runs = [await runtime.start(thinks.call(60), id=f"r{n}", tags=TEAM) for n in range(3)]
+            for run in runs:
+                await is_stuck(run)
+            for passed in range(1, 4):
+                await runtime.advance(timedelta(hours=1))
+                assert [str(await run.status()) for run in runs].count("completed") == passed
+
+    run_async(main())
+
+
+def test_what_fits_into_no_period_wakes_nobody() -> None:
+    async def main() -> None:
+        async with RuntimeUnderTest(budgets=[HOURLY]) as runtime:
+            run = await runtime.start(thinks.call(101), id="r", tags=TEAM)
+            assert "by itself" not in await is_stuck(run)
+            await let_go(runtime, "r")
+            await runtime.advance(timedelta(hours=5))
+            assert not is_in_memory(runtime, "r")
+            await runtime.raise_budget("r", tokens=101, by="ann")
+            assert await run.result() == 101
+
+    run_async(main())
+
+
+def test_a_paused_run_goes_on_when_it_is_resumed() -> None:
+    async def main() -> None:
+        async with RuntimeUnderTest(budgets=[HOURLY]) as runtime:
+            await spends(runtime, 90)
+            run = await runtime.start(thinks.call(60), id="r", tags=TEAM)
+            await is_stuck(run)
+            await run.pause(by="ann")
+            await runtime.advance(timedelta(hours=1))
+            assert not [each for each in await run.history() if isinstance(each.event, e.StepCompleted)]
+            await run.resume(by="ann")
+            await runtime.advance(1)
+            assert await run.result() == 60
+
+    run_async(main())
+
+
+# ── what was reserved is given back ─────────────────────────────────────────────────────────
+
+
+@step(uses=Usage(tokens=60))
+async def uses_less(tokens: int) -> int:
+    perdure.used(tokens=tokens)
+    return tokens
+
+
+@workflow(budget=Budget(tokens=100))
+async def at_once(tokens: int) -> int:
+    return sum(await asyncio.gather(*(uses_less(tokens) for _ in range(3))))
+
+
+@pytest.mark.parametrize(("tokens", "begun"), [(20, 3), (21, 2)])
+def test_a_call_goes_on_when_others_of_the_run_have_used_less_than_they_reserved(tokens: int, begun: int) -> None:
+    async def main() -> None:
+        async with RuntimeUnderTest() as runtime:
+            run = await runtime.start(at_once.call(tokens))
+            await runtime.run_dry()
+            assert len([each for each in await run.history() if isinstance(each.event, e.StepCompleted)]) == begun
+            assert len(await runtime.inbox()) == 3 - begun
+
+    run_async(main())
+
+
+# ── raised by way of another run ────────────────────────────────────────────────────────────
+
+
+@contextlib.asynccontextmanager
+async def two_workers(budget: Budget) -> AsyncGenerator[tuple[RuntimeUnderTest, RuntimeUnderTest]]:
+    clock = FakeClock()
+    store = MemoryStore(clock)
+    async with (
+        RuntimeUnderTest(store, clock=clock, workflows=[thinks], budgets=[budget]) as one,
+        RuntimeUnderTest(store.again(), clock=clock, workflows=[thinks], budgets=[budget]) as other,
+    ):
+        yield one, other
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_whoever_waits_for_it_goes_on_when_it_is_raised_by_way_of_another_run(leaves: bool) -> None:
+    async def main() -> None:
+        async with two_workers(FOREVER) as (one, other):
+            await spends(one, 90)
+            mine = await one.start(thinks.call(60), id="mine", tags=TEAM)
+            others = await other.start(thinks.call(70), id="others", tags=TEAM)
+            for run in (mine, others):
+                assert "by itself" not in await is_stuck(run)
+            if leaves:
+                await let_go(other, "others")
+            await one.raise_budget("mine", tokens=300, by="ann", reason="a busy day")
+            assert await mine.result() == 60
+            assert await others.result() == 70
+            (unblocked,) = [each.event for each in await others.history() if isinstance(each.event, e.RunUnblocked)]
+            assert (unblocked.choice, unblocked.by) == ("go_on", "")
+
+    run_async(main())
+
+
+def test_two_workers_in_the_next_period() -> None:
+    async def main() -> None:
+        async with two_workers(HOURLY) as (one, other):
+            await spends(one, 90)
+            runs = [await worker.start(thinks.call(50), tags=TEAM) for worker in (one, other, one, other)]
+            for run in runs:
+                await is_stuck(run)
+            for _ in range(2):
+                await one.advance(timedelta(hours=1))
+                await other.run_dry()
+                await one.run_dry()
+            assert [await run.result() for run in runs] == [50] * 4
+            assert all(account.used.tokens <= 100 for account in one._store.accounts())  # pyright: ignore[reportPrivateUsage]
+
+    run_async(main())
+
+
+class RaisedMeanwhile(MemoryStore):
+    """Somebody raises the account in the moment between a refused reservation and the note that the run waits."""
+
+    is_raised = False
+
+    def commit(self, writes: Sequence[Write]) -> list[Outcome]:
+        outcomes = super().commit(writes)
+        if not self.is_raised and any(isinstance(each, Overdrawn) for each in outcomes):
+            self.is_raised = True
+            write(self, Movement("tag team=x", 0, ("", 0), raised=Limits(tokens=500), tells=b"{}"))
+        return outcomes
+
+
+def test_what_is_raised_before_it_is_known_who_waits_is_seen_all_the_same() -> None:
+    async def main() -> None:
+        clock = FakeClock()
+        async with RuntimeUnderTest(RaisedMeanwhile(clock), clock=clock, budgets=[FOREVER]) as runtime:
+            run = await runtime.start(thinks.call(90, 60), id="r", tags=TEAM)
+            await runtime.run_dry()
+            assert str(await run.status()) == "completed"
+
+    run_async(main())
+
+
+# ── crashes ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_crash_at_any_write_of_waiting_for_the_next_period() -> None:
+    async def scenario(runtime: RuntimeUnderTest) -> list[int]:
+        runs = [await runtime.start(thinks.call(60, 30), id=f"r{n}", tags=TEAM) for n in range(2)]
+        await runtime.advance(timedelta(hours=3))
+        return [await run.result() for run in runs]
+
+    async def main() -> None:
+        assert (await sweep_crashes(scenario, budgets=[HOURLY])).result == [90, 90]
+
+    run_async(main())
+
+
+def test_a_crash_at_any_write_of_a_raise_by_way_of_another_run() -> None:
+    async def scenario(runtime: RuntimeUnderTest) -> list[int]:
+        runs = [await runtime.start(thinks.call(90), id=f"r{n}", tags=TEAM) for n in range(3)]
+        await runtime.run_dry()
+        for entry in await runtime.inbox():
+            if entry.budget is not None and not entry.pending:
+                with contextlib.suppress(perdure.UsageError):
+                    await runtime.raise_budget(entry.run_id, tokens=1000, by="ann")
+                break
+        await runtime.run_dry()
+        return [await run.result() for run in runs]
+
+    async def main() -> None:
+        assert (await sweep_crashes(scenario, budgets=[FOREVER])).result == [90, 90, 90]
+
+    run_async(main())
