@@ -26,6 +26,7 @@
     │   ├── Rejected                 a person has rejected what was to be approved
     │   ├── ApprovalExpired          nobody has approved in time, or it was too late to begin
     │   ├── CheckTooOld              what an approval rests on was read too long ago; it is read again
+    │   ├── PremiseUnreadableError   what the result of a step rests on cannot be read
     │   ├── PolicyDenied             a policy did not let a call pass; nothing of it happened
     │   ├── OverBudget               a call that was not begun: too little was left, and a person let it fail
     │   ├── SecretUnavailable        no provider could give a secret that a step declares; its body was not called
@@ -256,6 +257,15 @@ class ApprovalExpired(RunError, TimeoutError):
 class CheckTooOld(RunError):
     """What an approval rests on was read again too long ago. Nothing was sent; `with_approval` reads it once more, so
     that a program does not see this."""
+
+
+class PremiseUnreadableError(RunError):
+    """What the result of a step rests on cannot be read: tried again, and then for a person. `premise`: its name. A
+    program does not see this."""
+
+    def __init__(self, message: str, premise: str = "") -> None:
+        super().__init__(message)
+        self.premise = premise
 
 
 class PolicyDenied(RunError):

@@ -284,6 +284,34 @@ class Drift(StrEnum):
     ACCEPT = "accept"
 
 
+class OnStale(StrEnum):
+    """What to do when the result of a step does not stand any more."""
+
+    KEEP = "keep"
+    NOTE = "note"
+    BLOCK = "block"
+
+
+class Premise(msgspec.Struct, frozen=True, eq=False):
+    """A fact outside that a step's result rests on. `read` takes the step's arguments. `same`: whether the result
+    stands although the value is another one; None: only equal values are the same."""
+
+    name: str
+    read: Callable[..., Any]
+    is_async: bool
+    result: ValueCodec
+    same: Callable[[Any, Any], bool] | None = None
+
+
+class Rests(msgspec.Struct, frozen=True, eq=False):
+    """What a step's result rests on, and for how long it is good. `is_verified`: whether that is checked again."""
+
+    premises: tuple[Premise, ...] = ()
+    valid_for_seconds: float | None = None
+    is_verified: bool = True
+    on_stale: OnStale | Callable[[Mapping[str, Any], Mapping[str, Any]], str] = OnStale.BLOCK
+
+
 class StepSpec(msgspec.Struct, frozen=True, eq=False):
     """A step as declared."""
 
@@ -305,6 +333,7 @@ class StepSpec(msgspec.Struct, frozen=True, eq=False):
     estimate: Callable[..., Any] | None = None
     secrets: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     """Those that its body may have, and for each what it is for."""
+    rests: Rests | None = None
 
 
 class Idempotent(msgspec.Struct, frozen=True):

@@ -251,6 +251,8 @@ def test_a_decision_about_one_call_is_none_about_another() -> None:
 def test_every_reason_offers_only_choices_that_can_be_made() -> None:
     others = {"unknown_effect": {"succeeded", "failed", "retry"}, "over_budget": {"raise_budget", "retry", "fail"}}
     others["done_by_original"] = {"retry", "reuse", "fail"}
+    others["stale_decision"] = {"keep", "retry", "fail"}
+    others["premise_unreadable"] = {"keep", "retry", "value", "fail"}
     for name, reason in REASONS.items():
         takes = others.get(name, {"retry", "value", "fail"})
         assert {*reason.of_call, *reason.of_run} <= takes

@@ -129,6 +129,14 @@ PARKED: Mapping[str, Parked] = {
         "a [fork](forks.md) is about to do an effect that the run which it was forked from has done, or to undo one",
         "do it a second time (`retry`), take the original's result (`reuse`), or let the call fail",
     ),
+    "stale_decision": Parked(
+        "a recorded result does not stand any more: what it [rests on](premises.md) has changed, or its time is over",
+        "let it stand (`keep`), have the facts read again (`retry`), or let the run fail",
+    ),
+    "premise_unreadable": Parked(
+        "what a recorded result [rests on](premises.md) cannot be read, so nobody knows whether it stands",
+        "mend whatever is read there, then `retry`; or let the result stand (`keep`)",
+    ),
     "diverged": Parked(
         "code and history part: the code changed under the run, or is not deterministic",
         "deploy code that replays it ([changing code](changing-code.md)), then `retry`",

@@ -269,7 +269,7 @@ class Run(Generic[RESULT]):
 
     async def unblock(
         self,
-        choice: Literal["retry", "value", "fail", "reuse"] = "retry",
+        choice: Literal["retry", "value", "fail", "reuse", "keep"] = "retry",
         *,
         value: Any = None,
         call: str | None = None,
@@ -282,8 +282,8 @@ class Run(Generic[RESULT]):
         `call`: which one is meant (as the inbox names it), where several may be stuck; default: the oldest. A decision
         about what is not stuck any more changes nothing. DecodeError for a value that does not fit what is asked for,
         where that is known here; elsewhere the run's worker refuses it, and the inbox says so."""
-        if choice not in {"retry", "value", "fail", "reuse"}:
-            raise UsageError(f"unblock({choice!r}): 'retry', 'value', 'fail' or 'reuse'")
+        if choice not in {"retry", "value", "fail", "reuse", "keep"}:
+            raise UsageError(f"unblock({choice!r}): 'retry', 'value', 'fail', 'reuse' or 'keep'")
         raw = _PLAIN.dumps(value).decode() if choice == "value" else None
         await self._client._read(lambda: self._check_unblocks(raw, call, choice, by))
         await self._post("unblock", "", _control(mail.ControlLetter(reason, by, False, choice, raw, call or "")))

@@ -26,9 +26,10 @@ from uuid import UUID
 
 import msgspec
 
+from perdure.codec import arguments_codec_for
 from perdure.engine.exact import INEXACT
 from perdure.errors import DeclarationError, UsageError
-from perdure.specs import StepSpec, recordable, several
+from perdure.specs import SECONDS_MAX, OnStale, Premise, Rests, StepSpec, recordable, seconds, several
 
 
 def check_step(declared: object) -> None:
@@ -112,6 +113,54 @@ def with_estimate(spec: SPEC, function: Callable[..., Any]) -> SPEC:
         raise DeclarationError(f"the estimate of {spec.name} is a plain function: it may depend on the arguments alone")
     takes_same(spec.name, spec.function, function, "estimate")
     return msgspec.structs.replace(spec, estimate=function)
+
+
+def rests_of(valid_for: Any, recovery: Any, on_stale: Any, *, is_lazy: bool) -> Rests | None:
+    """What a step declares about how long its result stands; None if it declares nothing."""
+    if recovery not in {None, "replay", "verify"}:
+        of_effects = "; a promise that was made is an effect: @effect(recovery='compensate')"
+        raise DeclarationError(
+            f"step(recovery={recovery!r}): 'replay' or 'verify'{of_effects if recovery == 'compensate' else ''}"
+        )
+    if not (callable(on_stale) or on_stale in set(OnStale)):
+        shown = ", ".join(repr(str(each)) for each in OnStale)
+        raise DeclarationError(f"step(on_stale={on_stale!r}): one of {shown}, or a function that gives one of these")
+    if valid_for is None and recovery is None and on_stale == OnStale.BLOCK:
+        return None
+    if is_lazy:
+        raise DeclarationError(f'step(record="lazy"): {_NOT_LAZY}')
+    limit = None if valid_for is None else seconds(valid_for, what="step(valid_for")
+    if limit is not None and not 0 < limit <= SECONDS_MAX:
+        raise DeclarationError(f"step(valid_for={valid_for!r}): more than 0 seconds, and at most 100 years")
+    if recovery == "replay" and (limit is not None or on_stale != OnStale.BLOCK):
+        raise DeclarationError(
+            'step(recovery="replay"): its result stands for ever; leave out valid_for= and on_stale='
+        )
+    what: Any = OnStale(on_stale) if isinstance(on_stale, str) else on_stale
+    return Rests((), limit, recovery != "replay", what)
+
+
+_NOT_LAZY = "what is checked again has to be durable when the code gets it; leave out record= for this step"
+
+
+def with_premise(spec: SPEC, name: Any, function: Callable[..., Any], same: Any) -> SPEC:
+    """The spec with one more fact that its result rests on. DeclarationError for what cannot be one."""
+    rests, what = spec.rests or Rests(), f"{spec.name}.premise({name!r})"
+    if not isinstance(name, str) or not name.strip():
+        raise DeclarationError(f'{what}: a name is wanted, as in @{spec.name}.premise("policy")')
+    if any(premise.name == name for premise in rests.premises):
+        raise DeclarationError(f"{what}: there is one of that name already")
+    if spec.lazy:
+        raise DeclarationError(f"{what}: {_NOT_LAZY}")
+    if same is not None and (not callable(same) or inspect.iscoroutinefunction(same)):
+        raise DeclarationError(f"{what}: same={same!r}; a plain function of the value then and the value now")
+    takes_same(spec.name, spec.function, function, f"premise {name!r}")
+    allows: Any = same
+    premise = Premise(
+        recordable(name, what=what), function, inspect.iscoroutinefunction(function),
+        arguments_codec_for(function).result, allows,
+    )  # fmt: skip
+    return msgspec.structs.replace(spec, rests=msgspec.structs.replace(rests, premises=(*rests.premises, premise)))
 
 
 def takes_same(name: str, of: Callable[..., Any], function: Callable[..., Any], what: str, *, skip: int = 0) -> None:

@@ -131,6 +131,8 @@ _ON = "undoing goes on with the rest"
 
 EVERYTHING = Reason({**TRY_CALL_AGAIN, **GIVE_VALUE, **FAIL_CALL}, {**_retry(), **FAIL_RUN})
 
+CHECK_AGAIN: Choices = {"retry": "the facts are read again, and the run goes on if they are as they were"}
+
 REASONS: Mapping[str, Reason] = {
     "needs_person": EVERYTHING,
     "crash_loop": Reason({}, {**_retry("once the cause is mended: "), **FAIL_RUN}),
@@ -154,6 +156,13 @@ REASONS: Mapping[str, Reason] = {
             "fail": f"it is left standing; {_ON}",
         },
         {},
+    ),
+    "stale_decision": Reason(
+        {}, {"keep": "the result stands, on the facts as they are now", **CHECK_AGAIN, **FAIL_RUN}
+    ),
+    "premise_unreadable": Reason(
+        EVERYTHING.of_call,
+        {"keep": "the result stands, and what it rests on is not read any more", **CHECK_AGAIN, **FAIL_RUN},
     ),
     "stuck_turn": Reason({}, {**_retry("once the code is mended: "), **FAIL_RUN}),
     "unknown_effect": Reason(SETTLE, {}),

@@ -91,7 +91,7 @@ class SyncRun(Generic[R]):
 
     def unblock(
         self,
-        choice: Literal["retry", "value", "fail", "reuse"] = "retry",
+        choice: Literal["retry", "value", "fail", "reuse", "keep"] = "retry",
         *,
         value: Any = None,
         call: str | None = None,

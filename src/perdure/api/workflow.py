@@ -14,9 +14,11 @@ from perdure.api.declaration import (
     checked_name,
     exception_classes,
     options_of,
+    rests_of,
     secrets_of,
     texts,
     with_estimate,
+    with_premise,
 )
 from perdure.api.surroundings import Tools, surroundings
 from perdure.codec import arguments_codec_for, codec_for
@@ -26,6 +28,7 @@ from perdure.specs import (
     DEFAULT_TIMEOUT_SECONDS,
     Budget,
     Drift,
+    OnStale,
     Retry,
     StepSpec,
     Usage,
@@ -45,9 +48,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
+OnStaleFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Literal["block", "note", "keep"]]
+"""What to do about a result that does not stand, given the premises by name as they were then and as they are now."""
 
-class _Estimated(Generic[P]):
-    """A step on which a function can hang that says what a call is expected to use."""
+
+class _Annotated(Generic[P]):
+    """A step on which functions can hang: what a call is expected to use, and what its result rests on."""
 
     spec: StepSpec
 
@@ -62,8 +68,27 @@ class _Estimated(Generic[P]):
         self.spec = with_estimate(self.spec, function)
         return function
 
+    def premise(
+        self, name: str, *, same: Callable[[Any, Any], bool] | None = None
+    ) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+        """Declare a fact outside that the result rests on, and how to read it, from the step's own arguments.
 
-class Step(_Estimated[P], DurableFunction[P, R], Generic[P, R]):
+        It is read before the body begins, recorded with the result, and read again before the run relies on the result
+        once more: when the run is resumed, and before each effect. `same(then, now)`: whether the result stands
+        although the value is another one (default: only equal values are the same).
+
+        >>> @decide.premise("policy")                                             # doctest: +SKIP
+        ... async def _(claim: str) -> int: return await policies.version()
+        """
+
+        def declare(function: Callable[P, Any]) -> Callable[P, Any]:
+            self.spec = with_premise(self.spec, name, function, same)
+            return function
+
+        return declare
+
+
+class Step(_Annotated[P], DurableFunction[P, R], Generic[P, R]):
     """An `async def` step. Awaited in a workflow it is recorded; elsewhere it is the plain function."""
 
     spec: StepSpec
@@ -88,7 +113,7 @@ class Step(_Estimated[P], DurableFunction[P, R], Generic[P, R]):
         return journal.step(self.spec, args, kwargs)  # type: ignore[no-any-return]
 
 
-class SyncStep(_Estimated[P], DurableFunction[P, R], Generic[P, R]):
+class SyncStep(_Annotated[P], DurableFunction[P, R], Generic[P, R]):
     """A `def` step. In a `def` workflow it is called as usual; in an async one awaited as `await add.call(1, 2)`."""
 
     spec: StepSpec
@@ -195,6 +220,9 @@ def step(
     on_input_drift: Literal["block", "accept"] = "block",
     uses: Usage | None = None,
     secrets: Iterable[str] | Mapping[str, str] = (),
+    valid_for: timedelta | float | None = None,
+    recovery: Literal["replay", "verify"] | None = None,
+    on_stale: Literal["block", "note", "keep"] | OnStaleFunction = "block",
 ) -> _StepDecorator: ...
 def step(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Declare a step: a call that is recorded. Once its result reached the workflow it is on disk and never runs again.
@@ -208,6 +236,12 @@ def step(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     that are rebuilt as such. `on_input_drift`: what to do when new code gives other arguments than the history has.
     `uses`: what an attempt is expected to use of a budget; if that depends on the arguments, `@plan.estimate` says it.
     `secrets`: names of those that its body may have by `perdure.secret(name)`; or names and what each is for.
+
+    `valid_for`: how long the result is good for. `recovery`: `"replay"`, it stands for ever; `"verify"`, whether it
+    still stands is checked before the run relies on it again (default, where there is something to check: `valid_for`,
+    or a `.premise`). `on_stale`: what is done if it does not: a person decides (`"block"`), it stands and
+    that is recorded each time (`"note"`), or it stands for good (`"keep"`); or a function of the premises then and now
+    that gives one of these.
 
     Raises DeclarationError for what cannot be a step.
 
@@ -238,6 +272,9 @@ def _step_with(
     on_input_drift: str = "block",
     uses: Usage | None = None,
     secrets: Iterable[str] | Mapping[str, str] = (),
+    valid_for: timedelta | float | None = None,
+    recovery: str | None = None,
+    on_stale: Any = OnStale.BLOCK,
 ) -> Any:
     if record not in {"durable", "lazy"}:
         raise DeclarationError(f"step(record={record!r}): 'durable' or 'lazy'")
@@ -257,7 +294,7 @@ def _step_with(
         ignore=texts(ignore, "step(ignore", 'ignore=["$.messages[*].id"]'),
         raises=exception_classes(raises, "step"), on_input_drift=Drift(on_input_drift),
         uses=usage_from(uses, what="step"),
-        secrets=secrets_of(secrets, "step"),
+        secrets=secrets_of(secrets, "step"), rests=rests_of(valid_for, recovery, on_stale, is_lazy=record == "lazy"),
     )  # fmt: skip
     return cast(Any, Step if is_async else SyncStep)(spec)
 

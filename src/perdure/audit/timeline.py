@@ -247,8 +247,27 @@ def tell(event: e.AnyEvent) -> Told:
             whose = f" of {event.budget}" if event.budget else ""
             limits = ", ".join(_told(unit, limit) for unit in (*UNITS, "wall") if (limit := event.limits.of(unit)))
             return Told(f"budget{whose} raised to {limits}{_by(event.by)}", text=event.why)
+        case e.PremisesRead():
+            facts = ", ".join(fact.name for fact in event.facts) or "nothing that was read"
+            again = "made again, with the same result; " if event.renews else ""
+            until = f", good until {time_text(event.valid_until)}" if event.valid_until else ""
+            return Told(f"{again}rests on {facts}{until}", "output")
+        case e.PremisesChecked():
+            return Told(f"decisions checked ({event.why}): {_findings(event)}", "output" if event.output else "")
         case _:
             assert_never(event)
+
+
+def _findings(event: e.PremisesChecked) -> str:
+    if not event.findings:
+        return f"{event.looked_at} stand" if event.looked_at != 1 else "it stands"
+    return "; ".join(f"{finding.call} {_finding(finding)}" for finding in event.findings)
+
+
+def _finding(finding: e.Finding) -> str:
+    why = [f"{' and '.join(finding.changed)} changed"] if finding.changed else []
+    why += ["its time is over"] if finding.is_expired else []
+    return f"{', '.join(why) or 'cannot be read'}: {finding.did}"
 
 
 def _amount(amount: Amount) -> str:

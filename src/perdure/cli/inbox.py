@@ -25,7 +25,7 @@ from perdure.cli.show import json_text, moment, paragraph, print_json, say, shor
 from perdure.cli.target import spec_among, workflows_at
 from perdure.store import Store
 
-Choice = Literal["retry", "value", "fail", "reuse"]
+Choice = Literal["retry", "value", "fail", "reuse", "keep"]
 
 app = typer.Typer(no_args_is_help=True, help="What waits for a person.")
 
@@ -182,6 +182,9 @@ def unblock(
     reuse: Annotated[
         bool, typer.Option("--reuse", help="Of a fork: take the result of the run that it was forked from.")
     ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Of a decision that does not stand any more: let it stand.")
+    ] = False,
     call: Annotated[
         str | None, typer.Option("--call", help="Which call, as the list names it; default: the oldest.")
     ] = None,
@@ -191,8 +194,8 @@ def unblock(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> ExitCode:
-    """Decide for a run that is blocked: exactly one of --retry, --value, --fail and --reuse."""
-    choice = _one_choice(retry=retry, value=value is not None, fail=fail, reuse=reuse)
+    """Decide for a run that is blocked: exactly one of --retry, --value, --fail, --reuse and --keep."""
+    choice = _one_choice(retry=retry, value=value is not None, fail=fail, reuse=reuse, keep=keep)
     known = [] if app is None else workflows_at([app])
     with existing_store(store) as opened:
         entry = asyncio.run(_decide(opened, known, run, choice, value, call, by, reason))
@@ -201,14 +204,14 @@ def unblock(
     return ExitCode.OK
 
 
-def _one_choice(*, retry: bool, value: bool, fail: bool, reuse: bool) -> Choice:
-    given: list[tuple[Choice, bool]] = [("retry", retry), ("value", value), ("fail", fail), ("reuse", reuse)]
-    chosen: list[Choice] = [choice for choice, is_chosen in given if is_chosen]
+def _one_choice(**given: bool) -> Choice:
+    chosen = [choice for choice, is_chosen in given.items() if is_chosen]
     if len(chosen) != 1:
         raise CommandError(
-            "decide one thing: --retry, --value VALUE, --fail or --reuse; `perdure inbox list` says what each does"
+            "decide one thing: --retry, --value VALUE, --fail, --reuse or --keep; `perdure inbox list` says what each "
+            "does"
         )
-    return chosen[0]
+    return cast("Choice", chosen[0])
 
 
 async def _decide(

@@ -24,7 +24,7 @@ BLOCKS = (
 
 CHOICES = (
     "approve", "reject", "answer", "delegate", "succeeded", "failed", "retry", "value", "fail", "raise_budget",
-    "acknowledge", "reuse",
+    "acknowledge", "reuse", "keep",
 )  # fmt: skip
 
 Roles = Mapping[str, Iterable[str]] | Callable[[str], Iterable[str] | None]

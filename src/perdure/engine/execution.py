@@ -473,6 +473,8 @@ class Execution:
             return future
         self.open[key] = ask
         self.commands.append(ask)
+        if spec.rests is not None:
+            self.known.rely(key, spec, raw)
         return future
 
     def ask_effect(

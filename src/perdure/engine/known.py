@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from perdure.engine.calls import DONE_BY_ORIGINAL, QUESTIONS, Attempts, Key, Recorded, section_of
 from perdure.history import events as e
 from perdure.ledger import EffectState, Look
+
+if TYPE_CHECKING:
+    from perdure.decisions.premises import Decisions
+    from perdure.specs import StepSpec
 
 
 class Standing(NamedTuple):
@@ -83,9 +87,27 @@ class Known(msgspec.Struct, gc=False):
     """Of a fork: the runs that made the calls before it, and how many events of each section are theirs."""
     copied: frozenset[str] | None = None
     """Of a fork: the operations whose outcomes it has from its original, once somebody wanted to know."""
+    resting: Any = None
+    """What the history says of results that rest on something; most have none."""
+
+    @property
+    def decisions(self) -> Decisions:
+        """The same, made when there is something to say."""
+        if self.resting is None:
+            from perdure.decisions.premises import Decisions
+
+            self.resting = Decisions()
+        decisions: Decisions = self.resting
+        return decisions
+
+    def rely(self, key: Key, spec: StepSpec, raw: bytes) -> None:
+        """The code calls a step whose result rests on something."""
+        from perdure.decisions.premises import Asked
+
+        self.decisions.asked[key] = Asked(spec, raw)
 
     def note(self, event: e.Event, at: int, output: bytes | None = None) -> None:
-        """Take one event in. `output` is needed of heartbeats, and of what foreign code did."""
+        """Take one event in. `output` is needed of heartbeats, of what foreign code did, of what decisions rest on."""
         if type(event) in _ABOUT_EFFECTS:
             self.note_effect(event, at)
         elif type(event) in _ABOUT_REQUESTS:
@@ -128,6 +150,10 @@ class Known(msgspec.Struct, gc=False):
                 self._note_unblocked((task, n), event.choice)
             case e.Patched():
                 self.patches[event.patch] = event.answer
+            case e.PremisesRead() | e.PremisesChecked():
+                self.decisions.note(event, output)
+            case e.RunUnblocked() if self.resting is not None:
+                self.decisions.note(event)
             case _:
                 pass
 

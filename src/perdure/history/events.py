@@ -206,12 +206,13 @@ class CallCancelled(Keyed, frozen=True, omit_defaults=True, gc=False, tag="call.
 
 class EffectStarted(StepStarted, frozen=True, omit_defaults=True, gc=False, tag="effect.started"):
     """An attempt is about to be sent; durable before it is. `operation` is its id in the ledger, `approval` that of
-    the approval which it uses up."""
+    the approval which it uses up, `check` the number of the last check of what the run's decisions rest on."""
 
     operation: str = ""
     business_key: str = ""
     revision: int = 0
     approval: str = ""
+    check: int = 0
 
 
 class EffectSucceeded(StepCompleted, frozen=True, omit_defaults=True, gc=False, tag="effect.succeeded"):
@@ -566,6 +567,72 @@ class BudgetRaised(Event, frozen=True, omit_defaults=True, gc=False, tag="budget
     since: int = 0
 
 
+# ── what decisions rest on ──────────────────────────────────────────────────────────────────
+
+
+class Fact(msgspec.Struct, frozen=True, gc=False):
+    """One premise as it was read: its name, and the digest of its value."""
+
+    name: str
+    digest: bytes
+
+
+class PremisesRead(Event, frozen=True, omit_defaults=True, gc=False, tag="premises.read"):
+    """What the result of a step rests on, as it was read before the step's body began, at `read_at`; in the commit of
+    that result, in front of it. `output`: the values by name. `valid_until`: how long the result is good for (0: no
+    limit). `result`: its digest. `renews`: the step was made again and gave the same; there is no result of its own.
+
+    It is no event of the call itself: no part of what its code, run again, asks for."""
+
+    task: str
+    n: int
+    name: str
+    use: int
+    facts: tuple[Fact, ...] = ()
+    output: bytes = b""
+    result: bytes = b""
+    read_at: int = 0
+    valid_until: int = 0
+    renews: bool = False
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.task, self.n)
+
+    @property
+    def call(self) -> str:
+        return f"{self.task}/{self.name}#{self.use}"
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What a check has found out about the result of one step that does not simply stand: which of its premises have
+    changed, whether its time is over, and what was done about it."""
+
+    task: str
+    n: int
+    call: str
+    changed: tuple[str, ...] = ()
+    is_expired: bool = False
+    did: str = ""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.task, self.n)
+
+
+class PremisesChecked(Event, frozen=True, omit_defaults=True, gc=False, tag="premises.checked"):
+    """Everything that the run's decisions rest on was read again, from `read_at` on. `number`: the check's, which the
+    start of an effect names. `why`: resumed, waited, effect. `looked_at`: how many decisions. `findings`: those that do
+    not simply stand. `output`: the values of what has changed, by call and name."""
+
+    number: int
+    why: str
+    read_at: int
+    looked_at: int = 0
+    findings: tuple[Finding, ...] = ()
+    output: bytes = b""
+
+
 ENDINGS = (RunCompleted, RunFailed, RunCancelled)
 
 AnyEvent = (
@@ -615,6 +682,8 @@ AnyEvent = (
     | BudgetSpent
     | BudgetPriced
     | BudgetRaised
+    | PremisesRead
+    | PremisesChecked
 )
 
 KINDS: dict[type[Event], str] = {cls: str(cls.__struct_config__.tag) for cls in get_args(AnyEvent)}

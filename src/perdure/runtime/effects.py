@@ -285,12 +285,21 @@ class Effects:
         refused: PerdureError | None = None if grant is None else self._turns.approvals.too_late(flight, grant)
         if refused is None and flight.checked_at and self._turns.gates.is_old(flight):
             refused = self._turns.gates.effect(flight)
+        if refused is None and flight.live.has_decisions and self._turns.premises.are_old(flight):
+            self._check_again(flight)
+            return False
         if refused is None:
             return True
         flight.is_under_way = False
         flight.entry = flight.entry.moved(Happening.NOT_DONE, now=self._turns.clock.now())
         self.deny(flight, refused, "denied", self.given_up(flight, str(refused)))
         return False
+
+    def _check_again(self, flight: EffectFlight) -> None:
+        """It took too long until its start was recorded: nothing has left, and what its run rests on is read again."""
+        flight.is_under_way = False
+        now, why = self._turns.clock.now(), "what its run's decisions rest on was read too long ago"
+        self.not_done(flight, dump_exception(StepError(why), ()), now, flight.standing.failed, why)
 
     def unsent(self, flight: EffectFlight, refused: PolicyDenied) -> None:
         """Its start was not written, since its rate is used up: it is denied, from where it stood before."""
@@ -341,6 +350,8 @@ class Effects:
             return
         if live.info.lineage and self._turns.forks.holds(flight):
             return
+        if live.has_decisions and not self._turns.premises.stand(flight):
+            return
         if live.account is not None and not self._turns.budgets.is_reserved(flight, self.send):
             return
         try:
@@ -368,7 +379,7 @@ class Effects:
             live,
             e.EffectStarted(
                 *ask.key, ask.name, ask.use, digest, view, kept, entry.attempts, entry.operation_id, ask.business_key,
-                entry.revision, entry.approval,
+                entry.revision, entry.approval, live.execution.known.decisions.checks if live.has_decisions else 0,
             ),
             entry, input=packed if kept else None, approval=flight.approval,
         )  # fmt: skip

@@ -89,6 +89,7 @@ class LiveRun:
         "execution",
         "flights",
         "has_approvals",
+        "has_decisions",
         "has_effects",
         "has_sections",
         "has_waiting_set",
@@ -103,6 +104,7 @@ class LiveRun:
         "is_paused",
         "is_slow",
         "is_suspect",
+        "is_to_check",
         "is_to_reload",
         "last_at",
         "lazy",
@@ -160,6 +162,8 @@ class LiveRun:
         self.deferred: tuple[Callable[[], None], ...] = ()
         self.account: Account | None = None
         self.has_approvals = False
+        self.has_decisions = False
+        self.is_to_check = False
         self.has_effects = False
         self.has_sections = False
         self.is_paused = False

@@ -151,7 +151,7 @@ class Past:
             if type(event) is e.StepCompleted and ":" not in event.task:
                 note_completed(event, row.input)
                 continue
-            wants = isinstance(event, e.Heartbeat | e.PersonDecided) or (
+            wants = isinstance(event, e.Heartbeat | e.PersonDecided | e.PremisesRead | e.PremisesChecked) or (
                 isinstance(event, e.Keyed) and ":" in event.task
             )  # fmt: skip
             known.note(event, row.at, self._output(event, row) if wants else None)
@@ -232,6 +232,9 @@ def rebuild(
     live.epoch = claim.info.epoch
     live.is_suspect = claim.deaths > 0
     live.has_approvals = bool(execution.known.requests or execution.known.early)
+    if execution.known.resting is not None:
+        live.has_decisions = True
+        live.is_to_check = claim.lost_owner is not None or bool(execution.known.decisions.open)
     live.account = account_at(past.events[0])
     _note_parking(live, past.others)
     if admission is not None and admission.refusal:

@@ -368,7 +368,7 @@ def _unblock_run(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
     if letter.choice == "fail":
         live.record(unblocked)
         turns.ends.fail(live, dump_exception(StepError(_told(letter)), ()))
-    elif letter.choice == "retry":
+    elif letter.choice == "retry" or (letter.choice == "keep" and _is_kept(live)):
         live.note_unblocked(unblocked)
         live.record(unblocked)
         live.change = turns.parking.change(live)
@@ -376,3 +376,8 @@ def _unblock_run(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
     elif live.blocked is not None:
         hint = live.blocked.hint.removeprefix(NO_VALUE)
         turns.parking.block(live, msgspec.structs.replace(live.blocked, hint=NO_VALUE + hint))
+
+
+def _is_kept(live: LiveRun) -> bool:
+    """Whether what blocks the run is a decision that a person may let stand."""
+    return live.blocked is not None and live.blocked.reason in {"stale_decision", "premise_unreadable"}

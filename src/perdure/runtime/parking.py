@@ -119,7 +119,8 @@ class Parking:
         """Whether nothing happens in this run until time passes or something comes from outside. What is left of its
         steps waits for the next attempt."""
         moves = live.is_in_turn or live.under_way or live.has_something_to_write or live.is_leaving or live.then
-        return not moves and not live.undelivered and self._turns.sections.is_still(live)
+        reads = live.has_decisions and self._turns.premises.is_reading(live)
+        return not (moves or reads or live.undelivered) and self._turns.sections.is_still(live)
 
     def is_kept_by_a_wait(self, live: LiveRun) -> bool:
         """Whether the run is in memory only because its hosted code is, and that waits."""
@@ -135,6 +136,7 @@ class Parking:
             or live.is_leaving
             or live.then
         )
+        quiet = quiet and not (live.has_decisions and self._turns.premises.is_checking(live))
         return quiet and not self._turns.sections.is_busy(live) and (live.is_parked or not live.held)
 
     def pause(self, live: LiveRun, by: str) -> None:

@@ -14,7 +14,7 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +24,7 @@ from perdure.clock import MICROSECONDS, Alarm, Clock, when
 from perdure.codec import codec_for, dump_exception, pack
 from perdure.codec.exceptions import message_of
 from perdure.engine.calls import NO_ATTEMPTS, Attempts, StepAsk
-from perdure.errors import EncodeError, StepTimeoutError
+from perdure.errors import EncodeError, PremiseUnreadableError, StepTimeoutError
 from perdure.history import events as e
 from perdure.history.spending import Use
 from perdure.http.classify import Failure, Kind, classify
@@ -63,14 +63,17 @@ class Handler(Protocol):
 
 
 class Flight:
-    """A step under way. `uses`: the rates that it counts against, where it counts against any."""
+    """A step under way. `uses`: the rates that it counts against, where it counts against any. `facts`: what its result
+    rests on, where that was read, and when."""
 
     __slots__ = (
-        "airborne", "alarm", "ask", "beat_at", "deadline", "details", "ended_at", "first_at", "handler", "is_over",
+        "airborne", "alarm", "ask", "beat_at", "deadline", "details", "ended_at", "facts", "first_at", "handler",
+        "is_over",
         "is_start_recorded", "live", "number", "performer", "started_at", "task", "uses",
     )  # fmt: skip
 
     uses: tuple[Counted, ...]
+    facts: tuple[int, dict[str, bytes]]
 
     def __init__(self, performer: Performer, live: LiveRun, ask: StepAsk, before: Attempts, now: int) -> None:
         self.performer = performer
@@ -157,6 +160,8 @@ class Performer:
         self.is_reserved: Callable[[Flight, Callable[[Flight], None]], bool] = _is_free
         self.on_use: Callable[[Flight, Use], None] = _unheard
         self.settle: Callable[[Flight, BaseException | None], None] = _owes_nothing
+        self.read_first: Callable[[Flight], Awaitable[None]] = _reads_nothing
+        self.rest: Callable[[Flight, bytes], None] = _rests_on_nothing
 
     # ── flights ──────────────────────────────────────────────────────────────────────────────
     def start(self, live: LiveRun, ask: StepAsk) -> None:
@@ -248,7 +253,11 @@ class Performer:
         body = self._run_async if flight.ask.spec.is_async else self._run_in_thread
         flight.task = self._loop.create_task(body(flight, number), context=self._context.copy())
 
-    def _enter(self, flight: Flight, number: int) -> None:
+    async def in_thread(self, inside: Callable[[], Any]) -> Any:
+        """Call this in one of the threads for steps."""
+        return await self._loop.run_in_executor(self._threads, inside)
+
+    def enter(self, flight: Flight, number: int) -> None:
         """Say in the body's context whose body it is."""
         spec, began, until = flight.ask.spec, flight.started_at, flight.deadline
         if spec.heartbeat_timeout_seconds is not None:
@@ -265,7 +274,8 @@ class Performer:
     def failure_of(self, flight: Flight, error: BaseException, now: int) -> Failure:
         """What the failure of a body means. One that was refused with a secret that is not good any more is worth
         another attempt, with a new one."""
-        failure = classify(error, now=now)
+        cause = error.__cause__ if isinstance(error, PremiseUnreadableError) else error
+        failure = classify(cause or error, now=now)
         if flight.ask.spec.secrets and self.vault is not None and self.vault.has_newer(error):
             return msgspec.structs.replace(failure, kind=Kind.RETRYABLE)
         return failure
@@ -276,7 +286,9 @@ class Performer:
             args, kwargs = ask.spec.arguments.loads(ask.input)
             if ask.spec.secrets:
                 await self.unlock(flight, number)
-            self._enter(flight, number)
+            self.enter(flight, number)
+            if ask.spec.rests is not None:
+                await self.read_first(flight)
             if not self.may_begin():
                 raise _NotNow
             value = await self.around(flight, ask.spec.function)(*args, **kwargs)
@@ -302,7 +314,9 @@ class Performer:
             args, kwargs = ask.spec.arguments.loads(ask.input)
             if ask.spec.secrets:
                 await self.unlock(flight, number)
-            self._enter(flight, number)
+            self.enter(flight, number)
+            if ask.spec.rests is not None:
+                await self.read_first(flight)
             inside, function = contextvars.copy_context(), self.around(flight, ask.spec.function)
 
             def body() -> Any:
@@ -383,6 +397,8 @@ class Performer:
             return
         self.end(flight)
         try:
+            if ask.spec.rests is not None:
+                self.rest(flight, raw)
             self._record(flight, e.StepCompleted, raw, delivers=True, is_lazy=ask.spec.lazy)
         except Exception as error:
             self.on_escape(flight.live, error)
@@ -433,6 +449,9 @@ class Performer:
             return
         if isinstance(decision, Again):
             self._try_again(flight, error, decision.at, now)
+        elif isinstance(error, PremiseUnreadableError):
+            self.land(flight)
+            self._block(flight.live, "premise_unreadable", f"{flight.ask.label}: {message_of(error)}", flight)
         elif decision.needs_person:
             self.land(flight)
             self._block(flight.live, "needs_person", f"{flight.ask.label}: {message_of(error)}", flight)
@@ -599,6 +618,14 @@ def _unheard(flight: Flight, use: Use) -> None:
 
 def _owes_nothing(flight: Flight, error: BaseException | None) -> None:
     """Nobody counts what is spent."""
+
+
+async def _reads_nothing(flight: Flight) -> None:
+    """Nobody reads what a result rests on."""
+
+
+def _rests_on_nothing(flight: Flight, raw: bytes) -> None:
+    """Nobody records it."""
 
 
 def _as_declared(flight: Flight, function: Function) -> Function:

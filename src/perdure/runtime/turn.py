@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from perdure.gates.policy import Policy
     from perdure.runtime.forks import Forks
     from perdure.runtime.gates import Gates
+    from perdure.runtime.premises import Premises
 
 log = logging.getLogger("perdure")
 
@@ -146,6 +147,7 @@ class Turns:
         self.performer.on_escape = self.contain
         self.performer.gate = self._may_begin
         self.performer.policies = self._policies
+        self.performer.read_first, self.performer.rest = self._read_first, self._rest
         self.policy = policy
         self._gates: Gates | None = None
         self.budgets = Budgets(self, spending)
@@ -154,6 +156,7 @@ class Turns:
         self.settling = Settling(self)
         self.transactions = Transactions(self)
         self._forks: Forks | None = None
+        self._premises: Premises | None = None
         self.live: dict[int, LiveRun] = {}
         self.pauses_from: int | None = None
         self.on_interruption = self.interrupted
@@ -203,6 +206,21 @@ class Turns:
 
             self._forks = Forks(self)
         return self._forks
+
+    @property
+    def premises(self) -> Premises:
+        """Who reads what decisions rest on; imported by those whose steps declare that."""
+        if self._premises is None:
+            from perdure.runtime.premises import Premises
+
+            self._premises = Premises(self)
+        return self._premises
+
+    async def _read_first(self, flight: Flight) -> None:
+        await self.premises.read_first(flight)
+
+    def _rest(self, flight: Flight, raw: bytes) -> None:
+        self.premises.rest(flight, raw)
 
     # ── load ─────────────────────────────────────────────────────────────────────────────────
     def admit(self, claim: Claim) -> None:
@@ -521,6 +539,10 @@ class Turns:
             self.parking.heed(live)
         if live.is_to_reload:
             self.parking.load_again(live)
+            return
+        if live.has_decisions and execution.failure is None and self.premises.holds_back(live):
+            if live.has_something_to_write:
+                self.mark(live)
             return
         if execution.failure is None and execution.ending is None:
             if execution.commands:

@@ -180,6 +180,7 @@ class Journal:
             self.waits.wake(request)
             return
         if record is not None:
+            self._rely(request)
             if record.outcome is not None and record.key not in self.children.told:
                 self.answer(request, record.outcome, record.at, record.raw)
                 return
@@ -188,6 +189,7 @@ class Journal:
             n = self.counters.get(task, 0)
             self.counters[task] = n + 1
             request.key = (task, n)
+            self._rely(request)
         self.requests[request.key] = request
         self.perform(request)
         if record is not None:
@@ -195,6 +197,11 @@ class Journal:
         if request.key in self.live.blocked_calls or request.kind:
             # a decision about it may have come before it was asked for again
             self.turns.on_letters()
+
+    def _rely(self, request: Request) -> None:
+        """Of a step whose result rests on something it is to be known how to read that again."""
+        if request.rests is not None:
+            self.live.execution.known.rely(request.key, request.rests, request.arguments or b"")
 
     # ── cancelled, with sagas to undo ────────────────────────────────────────────────────────
     @property

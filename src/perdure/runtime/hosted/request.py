@@ -13,6 +13,7 @@ from perdure.engine.calls import CallFuture, Key, StepAsk
 from perdure.history import events as e
 from perdure.runtime.hosted.records import Happened, Record
 from perdure.runtime.live import LiveRun
+from perdure.specs import StepSpec
 
 Hears = Callable[[e.Keyed | None, bytes], None]
 """Who is told the outcome of an effect; None of one that is not, and will not be, under way."""
@@ -37,7 +38,8 @@ class Request:
     `waiting`: the threads or tasks that wait for the answer. `started`: of a child run that is not waited for at once.
     `is_reported`: an outcome is on its way into the history, so no other may follow. `is_held_back`: the run is paused
     or blocked; it is performed when that is over. Of effects: `as_ask` makes what is sent, `hears` is told what came of
-    it. `is_undoing`: a saga asks for it, which goes on when the section is cancelled. `kind`: of what people are asked,
+    it. `is_undoing`: a saga asks for it, which goes on when the section is cancelled. `rests`: the
+    step, if its result rests on something. `kind`: of what people are asked,
     approval or question."""
 
     def __init__(self, lane: str, name: str, arguments: bytes | None, perform: Callable[[Request], None]) -> None:
@@ -62,6 +64,7 @@ class Request:
         self.as_ask: Callable[[], StepAsk] | None = None
         self.hears: Hears = nobody_hears
         self.is_undoing = False
+        self.rests: StepSpec | None = None
         self.kind = ""
         self.received: Happened | None = None
 

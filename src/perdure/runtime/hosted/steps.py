@@ -53,6 +53,7 @@ class HostedSteps:
 
         request = Request(LANE.get(), spec.name, raw, perform)
         request.load = load_with(spec.result, spec.raises)
+        request.rests = None if spec.rests is None else spec
         if isinstance(spec, EffectSpec):
             request.as_ask = partial(self._as_ask, request, spec, raw, business_key, undoing, grant)
             saga = open_here(f"effect {spec.name}") if undoing is None else None

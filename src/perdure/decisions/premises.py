@@ -1,0 +1,172 @@
+"""Does the result of a step still stand? What it rests on, as it was read then and as it is read now.
+
+A result that was recorded is good for as long as its author said, and as long as the facts that it rests on are as they
+were, or as good as that. What a history says of this is kept in `Decisions`; reading facts again is the runtime's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from perdure.history import events as e
+
+if TYPE_CHECKING:
+    from perdure.specs import Premise, StepSpec
+
+Key = tuple[str, int]
+Values = dict[str, bytes]
+"""Of premises, by name: canonical JSON."""
+
+NOT_AGAIN = frozenset({"note", "keep"})
+"""Dispositions after which a decision stands as it is."""
+
+_decode_values = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_found = msgspec.json.Decoder(dict[str, dict[str, msgspec.Raw]]).decode
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+def encode_values(values: Mapping[str, bytes]) -> bytes:
+    """Values by name, as they are stored.
+
+    >>> encode_values({"stock": b"3", "policy": b'"v7"'})
+    b'{"policy":"v7","stock":3}'
+    """
+    return _encode({name: msgspec.Raw(value) for name, value in values.items()})
+
+
+def decode_values(raw: bytes) -> Values:
+    """The same, read again."""
+    return {name: bytes(value) for name, value in _decode_values(raw).items()}
+
+
+class Asked(NamedTuple):
+    """The call whose result rests on something: the step, and its arguments, canonical."""
+
+    spec: StepSpec
+    input: bytes
+
+
+class Rest(msgspec.Struct):
+    """What one result rests on, as it counts now. `times`: how often the step was made again for that."""
+
+    event: e.PremisesRead
+    values: Values
+    valid_until: int
+    checked_at: int
+    is_kept: bool = False
+    times: int = 0
+
+    def is_over(self, now: int) -> bool:
+        """Whether its time is over."""
+        return 0 < self.valid_until <= now
+
+
+class Decisions(msgspec.Struct):
+    """What a run's history says of the results that rest on something. `asked`: the calls, as the code has made them;
+    one that it has not made again yet cannot be read. `open`: what a person has to decide, or did not want to."""
+
+    rests: dict[Key, Rest] = {}
+    asked: dict[Key, Asked] = {}
+    checks: int = 0
+    open: tuple[e.Finding, ...] = ()
+    found: dict[str, Values] = {}
+
+    def note(self, event: e.Event, output: bytes | None = None) -> None:
+        """Take one event in, with its payload."""
+        match event:
+            case e.PremisesRead():
+                before = self.rests.get(event.key)
+                times = before.times + event.renews if before is not None else 0
+                values = decode_values(output or b"{}")
+                self.rests[event.key] = Rest(event, values, event.valid_until, event.read_at, times=times)
+            case e.PremisesChecked():
+                self._note_check(event, output)
+            case e.RunUnblocked(choice="keep", task=None):
+                for finding in self.open:
+                    self._accept(finding, is_for_good=finding.did == "unreadable")
+                self.open = ()
+            case _:
+                pass
+
+    def _note_check(self, event: e.PremisesChecked, output: bytes | None) -> None:
+        self.checks = event.number
+        self.found = {
+            call: {name: bytes(value) for name, value in values.items()}
+            for call, values in _decode_found(output or b"{}").items()
+        }
+        for rest in self.rests.values():
+            rest.checked_at = max(rest.checked_at, event.read_at)
+        for finding in event.findings:
+            if finding.did in NOT_AGAIN:
+                self._accept(finding, is_for_good=finding.did == "keep")
+        self.open = tuple(finding for finding in event.findings if finding.did not in NOT_AGAIN)
+
+    def _accept(self, finding: e.Finding, *, is_for_good: bool) -> None:
+        """The result stands although: what counts from now on are the facts as they are now."""
+        rest = self.rests.get(finding.key)
+        if rest is not None:
+            rest.values |= self.found.get(finding.call, {})
+            rest.valid_until = 0 if finding.is_expired else rest.valid_until
+            rest.is_kept |= is_for_good
+
+    # ── what is to be read ───────────────────────────────────────────────────────────────────
+    def live(self) -> Iterator[tuple[Key, Rest, Asked]]:
+        """Those that are checked, in the order in which they were recorded."""
+        for key, rest in self.rests.items():
+            asked = self.asked.get(key)
+            rests = None if asked is None else asked.spec.rests
+            if asked is not None and rests is not None and rests.is_verified and not rest.is_kept:
+                yield key, rest, asked
+
+    def is_any_over(self, now: int) -> bool:
+        """Whether the time of one of them is over."""
+        return any(rest.is_over(now) for _, rest, _ in self.live())
+
+    def are_fresh(self, now: int, age_max: int) -> bool:
+        """Whether all of them were looked at no longer ago, and the time of none is over."""
+        return all(rest.checked_at >= now - age_max and not rest.is_over(now) for _, rest, _ in self.live())
+
+
+def changed(premises: Iterable[Premise], then: Values, now: Values) -> list[str]:
+    """Names of those that are not as they were. One that was declared since has nothing to be compared with.
+
+    Raises whatever the author's `same=` raises."""
+    return [
+        premise.name
+        for premise in premises
+        if premise.name in then and premise.name in now
+        and then[premise.name] != now[premise.name]
+        and not (premise.same is not None and _are_same(premise, then[premise.name], now[premise.name]))
+    ]  # fmt: skip
+
+
+def _are_same(premise: Premise, then: bytes, now: bytes) -> bool:
+    return bool(premise.same and premise.same(premise.result.loads(then), premise.result.loads(now)))
+
+
+def plain(values: Values) -> dict[str, Any]:
+    """Values as plain JSON, for people and for the author's functions."""
+    return {name: msgspec.json.decode(value) for name, value in values.items()}
+
+
+def told(finding: e.Finding, then: Values, now: Values) -> str:
+    """A finding in words.
+
+    >>> told(e.Finding("0", 0, "0/decide#1", ("policy",)), {"policy": b"3"}, {"policy": b"4"})
+    '0/decide#1 rests on policy 3, which is 4 now'
+    """
+    parts = [f"{name} {_short(then.get(name))}, which is {_short(now.get(name))} now" for name in finding.changed]
+    rests = f"{finding.call} rests on {' and on '.join(parts)}" if parts else ""
+    over = f"the time for which {finding.call} is good is over" if finding.is_expired else ""
+    return "; ".join(part for part in (rests, over) if part)
+
+
+SHOWN_CHARACTERS_MAX = 100
+
+
+def _short(value: bytes | None) -> str:
+    text = "nothing" if value is None else value.decode("utf-8", "replace")
+    return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}…"
