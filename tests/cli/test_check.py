@@ -63,7 +63,7 @@ def test_what_replays_is_said_with_what_becomes_of_its_calls(paid: Terminal) -> 
     assert done.stderr == "perdure: 1 run checked: 1 replays\n"
     (found,) = json.loads(paid.here("code", "check", "payer.py", "--json").stdout)
     assert (found["outlook"], found["pending"]) == (
-        "replays", [{"call": "0/pay#1", "then": "may have happened: blocks until a person has settled it"}],
+        "replays", [{"call": "0/pay#1", "does": "block", "then": "may have happened: until a person has settled it"}],
     )  # fmt: skip
 
 

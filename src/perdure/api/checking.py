@@ -15,10 +15,12 @@ import msgspec
 
 from perdure.clock import when
 from perdure.engine import exact
-from perdure.engine.calls import Ask, ChildAsk, EffectAsk, ReceiveAsk, RequestAsk, SectionAsk, SleepAsk, StepAsk
+from perdure.engine.calls import Ask, ChildAsk, EffectAsk, Key, ReceiveAsk, RequestAsk, SectionAsk, SleepAsk, StepAsk
 from perdure.engine.chapters import Blocked
 from perdure.engine.execution import Execution
+from perdure.engine.known import Standing
 from perdure.errors import GuardError, HistoryCorruptError, StoreError
+from perdure.history import events as e
 from perdure.ledger import EffectState
 from perdure.runtime import contracts
 from perdure.runtime.contracts import topology as topology
@@ -26,8 +28,8 @@ from perdure.runtime.guard import checking
 from perdure.runtime.host import UNFINISHED, every_run
 from perdure.runtime.load import Blobs, Past
 from perdure.runtime.options import catalog_of
-from perdure.specs import EffectSpec, StepSpec, WorkflowSpec
-from perdure.store.protocol import FINAL, Filter, RunInfo, Store, Stored
+from perdure.specs import EffectSpec, Idempotent, NoGuarantee, SameDatabase, StepSpec, WorkflowSpec
+from perdure.store.protocol import FINAL, Filter, RunInfo, Status, Store, Stored
 
 FINISHED_SAMPLE = 100
 """How many runs that have ended are looked at besides, the newest first."""
@@ -43,10 +45,21 @@ class Outlook(StrEnum):
     """Hosted code is under way in it, which only whoever executes the run replays."""
 
 
+class Does(StrEnum):
+    """What comes of a call, in a word."""
+
+    PERFORM = "perform"
+    LOOK_UP = "look up"
+    COMPENSATE = "compensate"
+    WAIT = "wait"
+    BLOCK = "block"
+
+
 class Pending(NamedTuple):
     """A call that a run waits for, and what comes of it when the run is loaded by this code."""
 
     call: str
+    does: Does
     then: str
 
 
@@ -193,8 +206,8 @@ def _judged(past: Past, execution: Execution, spec: WorkflowSpec) -> Checked:
         return _of_ended(info, execution)
     if any(isinstance(ask, SectionAsk) for ask in execution.open.values()):
         why = "its hosted code is replayed only where the run is executed"
-        return _found(info, Outlook.NOT_CHECKED, why=why, pending=_pending(execution))
-    return _found(info, Outlook.REPLAYS, pending=_pending(execution))
+        return _found(info, Outlook.NOT_CHECKED, why=why, pending=_pending(past, execution))
+    return _found(info, Outlook.REPLAYS, pending=_pending(past, execution))
 
 
 def _of_ended(info: RunInfo, execution: Execution) -> Checked:
@@ -220,51 +233,101 @@ def _parted(past: Past, spec: WorkflowSpec, failure: Blocked) -> Checked:
 
 # ── what it waits for ───────────────────────────────────────────────────────────────────────
 
-IN_DOUBT: Mapping[str, str] = {
-    "idempotent": "may have happened: is sent again under its key",
-    "can_look_up": "may have happened: is looked up before anything is sent",
-    "no_guarantee": "may have happened: blocks, a person says what became of it",
-    "same_database": "is done, unless it was: both are one transaction",
+WITHOUT_OUTCOME: Mapping[EffectState, tuple[Does, str]] = {
+    EffectState.PENDING: (Does.PERFORM, "is sent"),
+    EffectState.FAILED_RETRYABLE: (Does.PERFORM, "has done nothing so far: is sent again"),
+    EffectState.UNKNOWN: (Does.BLOCK, "may have happened: until a person has settled it"),
 }
-"""By what the other side guarantees: an effect that has no outcome."""
+"""By its state: an effect that has no outcome, and is not under way."""
 
-OF_STATE: Mapping[EffectState, str] = {
-    EffectState.PENDING: "is sent",
-    EffectState.FAILED_RETRYABLE: "has done nothing so far: is sent again",
-    EffectState.UNKNOWN: "may have happened: blocks until a person has settled it",
-}
-
-
-def _pending(execution: Execution) -> tuple[Pending, ...]:
-    return tuple(Pending(ask.label, _then(execution, ask)) for ask in execution.open.values())
+SENT_AGAIN = Does.PERFORM, "may have happened: is sent again under its key"
+LOOKED_UP = Does.LOOK_UP, "may have happened: is looked up before anything is sent"
+ASKED = Does.BLOCK, "may have happened: a person says what became of it"
+ONE_TRANSACTION = Does.PERFORM, "is done, unless it was: both are one transaction"
 
 
-def _then(execution: Execution, ask: Ask) -> str:
+def _pending(past: Past, execution: Execution) -> tuple[Pending, ...]:
+    """What becomes of the run as a whole, if it is parked, and of every call that it waits for."""
+    stopped, calls = _stopped(past)
+    found = [Pending("", *stopped)] if stopped is not None else []
+    for ask in execution.open.values():
+        blocked = calls.get(ask.key)
+        if blocked is None or blocked.reason == "unknown_effect":
+            found.append(Pending(ask.label, *_then(execution, ask)))
+        else:
+            found.append(Pending(ask.label, Does.BLOCK, f"until a person has decided ({blocked.reason})"))
+    return tuple(found)
+
+
+def _stopped(past: Past) -> tuple[tuple[Does, str] | None, dict[Key, e.RunBlocked]]:
+    """Whether the run as a whole goes on only when somebody says so, and which of its calls a person has to decide."""
+    info, is_paused, whole = past.stored.info, False, False
+    calls: dict[Key, e.RunBlocked] = {}
+    for event in past.others:
+        match event:
+            case e.RunPaused() | e.RunResumed():
+                is_paused = isinstance(event, e.RunPaused)
+            case e.RunForked():
+                is_paused = whole = False
+            case e.RunBlocked(task=None) | e.RunUnblocked(task=None):
+                whole = isinstance(event, e.RunBlocked)
+            case e.RunBlocked():
+                calls[event.task or "", event.n] = event
+            case e.RunUnblocked():
+                calls.pop((event.task or "", event.n), None)
+            case _:
+                pass
+    if whole or (info.status is Status.BLOCKED and not calls):
+        return (Does.BLOCK, f"it is parked ({info.reason}) until somebody unblocks it, perdure inbox unblock"), calls
+    return ((Does.WAIT, "it is paused, until somebody resumes it") if is_paused else None), calls
+
+
+def _then(execution: Execution, ask: Ask) -> tuple[Does, str]:
     match ask:
         case EffectAsk():
-            standing = execution.known.effects.get(ask.key)
-            state = EffectState.PENDING if standing is None else standing.state
-            return OF_STATE.get(state) or _in_doubt(ask.spec)
+            return _of_effect(execution, ask)
         case StepAsk():
             failed = execution.attempts_at(ask.key).failed
-            return f"is tried again, attempt {failed + 1}" if failed else "runs: nothing is recorded of it"
+            again = f"is tried again, attempt {failed + 1}"
+            return Does.PERFORM, again if failed else "runs: nothing is recorded of it"
+        case ChildAsk() if ask.is_started:
+            return Does.WAIT, f"waits for run {ask.run_id}"
         case ChildAsk():
-            return f"waits for run {ask.run_id}" if ask.is_started else f"starts run {ask.run_id}"
+            return Does.PERFORM, f"starts run {ask.run_id}"
         case SleepAsk():
-            return f"waits until {when(ask.deadline).isoformat()}"
+            return Does.WAIT, f"waits until {when(ask.deadline).isoformat()}"
         case ReceiveAsk():
-            return f"waits for message {ask.message!r}"
+            return Does.WAIT, f"waits for message {ask.message!r}"
+        case RequestAsk() if ask.key in execution.known.requests:
+            return Does.WAIT, f"waits for people: {ask.request.kind} {ask.id}"
         case RequestAsk():
-            asked = ask.key in execution.known.requests
-            return f"waits for people: {ask.request.kind} {ask.id}" if asked else "asks people"
+            return Does.PERFORM, "asks people"
         case SectionAsk():
-            return "runs again, its recorded calls answered"
+            return Does.PERFORM, "runs again, its recorded calls answered"
         case _:
-            return "waits for a person"
+            return Does.WAIT, "waits for a person"
 
 
-def _in_doubt(spec: StepSpec) -> str:
-    return IN_DOUBT[spec.downstream.kind] if isinstance(spec, EffectSpec) else ""
+def _of_effect(execution: Execution, ask: EffectAsk) -> tuple[Does, str]:
+    standing = execution.known.effects.get(ask.key)
+    state = EffectState.PENDING if standing is None else standing.state
+    does, told = WITHOUT_OUTCOME.get(state) or _in_doubt(ask.spec, standing)
+    if ask.undoes and does is not Does.BLOCK:
+        return Does.COMPENSATE, f"takes back operation {ask.undoes}: {told}"
+    return does, told
+
+
+def _in_doubt(spec: StepSpec, standing: Standing | None) -> tuple[Does, str]:
+    """What is done about an attempt that nobody knows the outcome of, as `perdure.ledger.doubt` has it."""
+    if not isinstance(spec, EffectSpec) or standing is None:
+        return ASKED
+    if isinstance(spec.downstream, SameDatabase):
+        return ONE_TRANSACTION
+    if standing.doubt is not None and standing.doubt.wants_person:
+        return ASKED
+    if isinstance(spec.downstream, Idempotent) and standing.failed < spec.retry.max_attempts:
+        return SENT_AGAIN
+    return ASKED if spec.lookup is None or isinstance(spec.downstream, NoGuarantee) else LOOKED_UP
 
 
 def worst(found: Sequence[Checked]) -> Outlook:

@@ -16,7 +16,7 @@ from perdure.cli.parts import Code, OfFolder, OfStore, together
 from perdure.cli.show import counted, print_json, say
 
 if TYPE_CHECKING:
-    from perdure.api.checking import Checked
+    from perdure.api.checking import Checked, Pending
 
 
 def check(
@@ -70,7 +70,7 @@ def _of_folder(folder: Path, code: Code) -> list[Checked]:
 
 
 def _pending_json(each: Checked) -> list[dict[str, Any]]:
-    return [{"call": pending.call, "then": pending.then} for pending in each.pending]
+    return [pending._asdict() for pending in each.pending]
 
 
 def _tell(found: Sequence[Checked], *, all_runs: bool) -> None:
@@ -90,11 +90,15 @@ def _verb(outlook: str, number: int) -> str:
 
 def _tell_run(each: Checked) -> None:
     say(f"{each.run_id} ({each.workflow} version {each.version}, {each.status}): {each.outlook}")
-    lines = [("", each.why), ("add: ", each.patch), *((f"{pending.call} ", pending.then) for pending in each.pending)]
+    lines = [("", each.why), ("add: ", each.patch), *map(_told, each.pending)]
     for name, text in lines:
         if text:
             print("  ", end="")
             say(name + text)
+
+
+def _told(pending: Pending) -> tuple[str, str]:
+    return f"{pending.call or 'the run'}: {pending.does}: ", pending.then
 
 
 # ── two versions side by side ───────────────────────────────────────────────────────────────
