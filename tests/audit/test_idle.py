@@ -77,6 +77,11 @@ async def price(item: str) -> int:
     return len(item)
 
 
+@step(valid_for=timedelta(days=30))
+async def quote(item: str) -> int:
+    return len(item)
+
+
 @effect(downstream=perdure.Idempotent())
 async def pay(item: str) -> str:
     return "paid"
@@ -90,6 +95,7 @@ def _(item: str) -> str:
 @workflow
 async def buys(item: str) -> str:
     await price(item)
+    await quote(item)
     await perdure.receive("order")
     await perdure.with_approval(pay.call(item), by={"ann"}, within=timedelta(days=9))
     await perdure.sleep(hours=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,46 @@ def test_what_becomes_of_a_run_that_is_stopped_as_a_whole(tmp_path: Path, how: s
 
 async def _is(run: Any, status: Status) -> bool:
     return await run.status() is status
+
+
+DECIDING = """
+@step(OPTIONS)
+async def decide() -> int:
+    return 3
+
+@decide.premise("policy")
+async def _() -> int:
+    return 1
+
+@workflow
+async def agent() -> str:
+    await decide()
+    return await perdure.receive("answer", str)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "does", "then"),
+    [
+        ("", Does.REUSE, "stands if policy is as it was when it is read again, else block"),
+        ("valid_for=3_600", Does.BLOCK, ": block"),
+        ('valid_for=3_600, on_stale="keep"', Does.REUSE, ": keep"),
+        ('valid_for=3_600, on_stale=lambda then, now: "keep"', Does.REUSE, ": as its function says"),
+    ],
+)
+def test_what_becomes_of_a_decision(tmp_path: Path, options: str, does: Does, then: str) -> None:
+    """It is known without reading what it rests on: nothing is performed."""
+    clock = FakeClock(datetime.now(UTC) - timedelta(hours=2))
+    store = MemoryStore(clock)
+    agent = workflow_of(tmp_path, DECIDING.replace("OPTIONS", options))
+
+    async def main() -> None:
+        async with Runtime(store.again(), workflows=[agent], clock=clock) as runtime:
+            await runtime.start(agent.call(), id="r")
+            await runtime.drain()
+
+    run_async(main())
+    (found,) = check_store(store.again(), [agent.spec])
+    waits, rests = found.pending
+    assert (waits.does, rests.call, rests.does) == (Does.WAIT, "0/decide#1", does)
+    assert rests.then.endswith(then)

@@ -7,6 +7,7 @@ mode.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -46,8 +47,10 @@ class Outlook(StrEnum):
 
 
 class Does(StrEnum):
-    """What comes of a call, in a word."""
+    """What comes of a call, or of a result that rests on something, in a word."""
 
+    REUSE = "reuse"
+    RECOMPUTE = "recompute"
     PERFORM = "perform"
     LOOK_UP = "look up"
     COMPENSATE = "compensate"
@@ -56,7 +59,8 @@ class Does(StrEnum):
 
 
 class Pending(NamedTuple):
-    """A call that a run waits for, and what comes of it when the run is loaded by this code."""
+    """A call that a run waits for, or a result that rests on something, and what comes of it when the run is loaded by
+    this code."""
 
     call: str
     does: Does
@@ -256,7 +260,26 @@ def _pending(past: Past, execution: Execution) -> tuple[Pending, ...]:
             found.append(Pending(ask.label, *_then(execution, ask)))
         else:
             found.append(Pending(ask.label, Does.BLOCK, f"until a person has decided ({blocked.reason})"))
-    return tuple(found)
+    return (*found, *_resting(execution))
+
+
+OF_STALE: Mapping[str, Does] = {"block": Does.BLOCK, "recompute": Does.RECOMPUTE, "compensate": Does.COMPENSATE}
+"""What is done about a result that does not stand any more, by what its author chose; by all else it is kept."""
+
+
+def _resting(execution: Execution) -> Iterator[Pending]:
+    """The results that are looked at again before the run goes on. What they rest on is not read here."""
+    now = time.time_ns() // 1_000
+    for _, rest, asked in execution.known.decisions.live() if execution.known.resting is not None else ():
+        rests = asked.spec.rests
+        names = ", ".join(premise.name for premise in rests.premises) if rests is not None else ""
+        chosen = "as its function says" if rests is None or callable(rests.on_stale) else str(rests.on_stale)
+        if rest.is_over(now):
+            does = OF_STALE.get(chosen, Does.REUSE)
+            yield Pending(rest.event.call, does, f"its time was over at {when(rest.valid_until).isoformat()}: {chosen}")
+        else:
+            unless = f" if {names} is as it was when it is read again, else {chosen}" if names else ""
+            yield Pending(rest.event.call, Does.REUSE, f"stands{unless}")
 
 
 def _stopped(past: Past) -> tuple[tuple[Does, str] | None, dict[Key, e.RunBlocked]]:

@@ -65,6 +65,7 @@ class Trace:
         self._waits: list[tuple[int, int, str]] = []
         self._open_waits: dict[Hashable, tuple[int, str]] = {}
         self._results: dict[str, int] = {}
+        self._vouched: set[Hashable] = set()
         self.last = 0
 
     def touch(self, at: int) -> None:
@@ -81,9 +82,14 @@ class Trace:
         started = self._begun.pop(key, None)
         self._note_busy(min(began or at, at) if started is None else started, at)
 
-    def result(self, name: str, at: int) -> None:
-        """A result is there of which nobody says how long it is good for."""
-        self._results.setdefault(name, at)
+    def vouch(self, key: Hashable) -> None:
+        """It is said of the result of this call what it rests on, or how long it is good for."""
+        self._vouched.add(key)
+
+    def result(self, name: str, at: int, key: Hashable = None) -> None:
+        """A result is there; of those for which nobody vouches the first counts."""
+        if key is None or key not in self._vouched:
+            self._results.setdefault(name, at)
 
     def wait(self, key: Hashable, at: int, word: str) -> None:
         """It waits for this from here."""
@@ -242,7 +248,7 @@ QUIET = frozenset(
     {
         "call.cancelled", "person.reminded", "person.decided", "run.cancel_requested", "run.adopted", "step.heartbeat",
         "approval.spent", "effect.noted", "budget.reserved", "budget.spent", "budget.priced", "budget.raised",
-        "section.received", "message.settled",
+        "section.received", "message.settled", "premises.checked",
     }
 )  # fmt: skip
 """Kinds that say nothing of whether a run waits."""
@@ -265,8 +271,10 @@ def _take(trace: Trace, event: e.Event, at: int) -> None:
         case e.StepCompleted() | e.StepFailed():
             trace.end(event.key, at, began=event.started_at)
             trace.came(("attempt", event.key), at)
-            if type(event) is e.StepCompleted and not has_validity(event):
-                trace.result(event.name, at)
+            if type(event) is e.StepCompleted:
+                trace.result(event.name, at, event.key)
+        case e.PremisesRead():
+            trace.vouch(event.key)
         case e.AttemptFailed():
             trace.end(event.key, at, began=event.started_at)
             trace.wait(("attempt", event.key), at, f"the next attempt of {event.name}")
@@ -312,8 +320,3 @@ def _take_of_run(trace: Trace, event: e.Event, at: int) -> None:
             trace.touch(at)
             if isinstance(event, e.ENDINGS):
                 trace.end_all(at)
-
-
-def has_validity(event: e.StepCompleted) -> bool:
-    """Whether something is recorded of what the result rests on, or of how long it is good for."""
-    return any(getattr(event, name, None) for name in ("premises", "valid_until"))
