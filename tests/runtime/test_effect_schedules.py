@@ -33,6 +33,8 @@ from perdure.ledger import EffectState, LedgerEntry
 from perdure.runtime import mail
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Append, EffectFilter
+from perdure.testing.clock import FakeClock
+from perdure.testing.runtime import RuntimeUnderTest
 from perdure.testing.sweep import sweep_crashes
 
 SENT: list[tuple[str, int]] = []
@@ -655,19 +657,71 @@ def test_an_effect_whose_first_attempt_answers_makes_two_commits() -> None:
     run_async(main())
 
 
-def test_no_attempt_is_without_its_record() -> None:
-    """A refusal is durable before the wait for the next attempt, so that a crash in it leaves no doubt."""
+@pytest.mark.parametrize(("name", "commits"), [("pay", 4), ("pay_at_once", 3)])
+def test_a_refusal_is_durable_before_the_wait_for_the_next_attempt(name: str, commits: int) -> None:
+    """Where there is no wait, it and the next start are one commit."""
     ANSWERS[:] = [perdure.Retryable("busy")]
 
     async def main() -> None:
         CountingStore.commits = 0
-        async with Runtime(CountingStore(), workflows=[pays]) as runtime:
-            await (await runtime.start(pays.call(), id="r")).result(timeout=20)
-        assert CountingStore.commits == 4
+        async with Runtime(CountingStore(), workflows=[pays, pays_at_once]) as runtime:
+            call = pays.call() if name == "pay" else pays_at_once.call()
+            await (await runtime.start(call, id="r")).result(timeout=20)
+        assert CountingStore.commits == commits
 
     run_async(main())
 
 
+@effect(downstream=NoGuarantee(), retry=Retry(max_attempts=3, first_delay=0, jitter=0), timeout=5)
+async def pay_at_once(order: str) -> str:
+    return str(request())
+
+
+@pay_at_once.key
+def _(order: str) -> str:
+    return order
+
+
+@workflow
+async def pays_at_once() -> str:
+    return await pay_at_once("o")
+
+
+@effect(downstream=NoGuarantee(), retry=Retry(max_attempts=3, first_delay=60), timeout=5)
+async def pay_patiently(order: str) -> str:
+    return str(request())
+
+
+@pay_patiently.key
+def _(order: str) -> str:
+    return order
+
+
+@workflow
+async def pays_patiently() -> str:
+    return await pay_patiently("o")
+
+
+def test_who_dies_between_two_refusals_leaves_no_doubt() -> None:
+    """Refused, dead in the wait, sent again, refused for good: two proofs, and nobody is asked. Were the first of them
+    not durable, the second would prove nothing of the request before it."""
+    ANSWERS[:] = [perdure.Retryable("busy"), perdure.Final("no such account")]
+
+    async def main() -> None:
+        clock = FakeClock()
+        store = MemoryStore(clock)
+        async with RuntimeUnderTest(store, clock=clock, workflows=[pays_patiently]) as first:
+            await first.start(pays_patiently.call(), id="r")
+            await first.run_dry()
+            assert [entry.status for entry in rows(first)] == [EffectState.FAILED_RETRYABLE]
+            await first.die()
+        async with RuntimeUnderTest(store.again(), clock=clock, workflows=[pays_patiently]) as second:
+            with pytest.raises(perdure.Final, match="no such account"):
+                await (await second.get("r")).result()
+            assert [(entry.status, entry.attempts) for entry in rows(second)] == [(EffectState.FAILED_FINAL, 2)]
+            assert await second.inbox() == []
+
+    run_async(main())
 
 
 def test_a_decision_about_the_run_settles_no_effect() -> None:
