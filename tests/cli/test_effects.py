@@ -120,6 +120,8 @@ REFUSED = {
     "nothing said": ("inbox settle r", 2, "say one thing: --succeeded (with --value, its result), --failed or --retry"),
     "two things said": ("inbox settle r --failed --retry", 2, "say one thing"),
     "a result of a failure": ("inbox settle r --failed --value 1", 2, "value= and reference= belong to what has succ"),
+    "another result": ("inbox settle r --succeeded --value 5 --app app.py", 2, "5 was recorded where dict[str, int]"),
+    "no result": ("inbox settle r --succeeded --app app.py", 2, "null was recorded where dict[str, int] is declared"),
     "no such run": ("inbox settle nobody --failed", 5, "there is no run 'nobody'"),
     "no such operation": ("inbox settle r --failed --operation 12", 5, "there is no operation of run r '12'; near: "),
     "no such call": ("inbox settle r --failed --call 0/x#1", 6, "0/x#1 of run r is no effect in doubt; in doubt is 0/"),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure import Idempotent, UsageError, effect
+from perdure import CanLookUp, DeclarationError, Idempotent, NotFound, UsageError, effect
 from perdure.ledger.operations import OPERATION_ID_DIGITS, business_key_of, operation_id
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -95,3 +95,27 @@ def test_a_key_that_raises_is_refused_and_one_that_is_missing() -> None:
 
     with pytest.raises(UsageError, match=r"add\n@keyless\.key"):
         business_key_of(keyless.spec, ("o",), {})
+
+
+def test_who_says_that_it_can_be_asked_says_how() -> None:
+    """Else nobody finds out, and that would be seen only after something was sent."""
+
+    @effect(downstream=CanLookUp(), name="wire-money")
+    async def wire(order: str) -> str:
+        return order
+
+    wire.key(lambda order: order)
+    with pytest.raises(UsageError, match=r"effect wire-money is declared with CanLookUp\(\).*\n@wire\.lookup"):
+        business_key_of(wire.spec, ("o",), {})
+    wire.lookup(lambda op: NotFound())
+    assert business_key_of(wire.spec, ("o",), {}) == "o"
+
+
+def test_an_effect_without_a_word_about_the_other_side_is_refused_at_declaration() -> None:
+    async def pays(order: str) -> str:
+        return order
+
+    bare: Any = effect
+    for declare in (bare, bare(), bare(downstream=Idempotent)):
+        with pytest.raises(DeclarationError, match=r"effect pays: .*; say what the other side guarantees: @effect\("):
+            declare(pays)

@@ -148,6 +148,25 @@ def test_what_cannot_be_put_right_is_told(
     assert any(says in each for each in damages(path))
 
 
+@pytest.mark.parametrize("status", ["running", "queued", "waiting", "blocked"])
+def test_a_run_whose_history_has_ended_is_over_whatever_the_index_says(
+    path: Path, status: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(path, f"UPDATE runs SET status = '{status}', due_at = NULL WHERE run_id = 'ended'")
+    assert damages(path) == [f"run ended: the index says {status}, the history completed"]
+
+    async def somebody_takes_it_up() -> str:
+        async with Runtime(str(path), workflows=[writes, writes_and_waits]) as runtime:
+            result: str = await (await runtime.get("ended")).result(timeout=20)
+            return result
+
+    with caplog.at_level(logging.WARNING, "perdure"):
+        assert asyncio.run(somebody_takes_it_up()) == "posted b"
+    assert f"run ended: the index says {status}, and its history has ended (run.completed)" in caplog.text
+    assert damages(path) == []
+    assert open_again(path) == SOUND
+
+
 # ── what people were asked ──────────────────────────────────────────────────────────────────
 
 

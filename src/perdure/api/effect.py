@@ -201,6 +201,8 @@ class _EffectDecorator:
 
 
 def effect(
+    function: None = None,
+    /,
     *,
     downstream: Downstream | None = None,
     transactional: bool = False,
@@ -238,6 +240,9 @@ def effect(
     >>> @effect(downstream=Idempotent())                                          # doctest: +SKIP
     ... async def charge(order_id: str, cents: int) -> str: ...
     """
+    if function is not None:
+        bare: Any = function  # type: ignore[unreachable]  # not for type checkers: it is not let pass there
+        raise DeclarationError(_says_nothing(getattr(bare, "__name__", repr(bare)), "@effect without arguments"))
     return _EffectDecorator(
         {
             "downstream": SameDatabase() if transactional and downstream is None else downstream,
@@ -259,10 +264,7 @@ def _spec(
     check_step(function)
     is_transactional = isinstance(downstream, SameDatabase)
     if not isinstance(downstream, Idempotent | CanLookUp | NoGuarantee | SameDatabase):
-        raise DeclarationError(
-            f"effect {name}: downstream={downstream!r}; say what the other side guarantees: Idempotent(), "
-            "CanLookUp(settle_after=...) or NoGuarantee()"
-        )
+        raise DeclarationError(_says_nothing(name, f"downstream={downstream!r}"))
     if options["transactional"] is not is_transactional:
         raise DeclarationError(f"effect {name}: it is transactional, or has a downstream, not both")
     if is_transactional and inspect.iscoroutinefunction(function):
@@ -286,6 +288,13 @@ def _spec(
         aliases=tuple(options["aliases"]), uses=usage_from(options.get("uses"), what=f"effect {name}"),
         secrets=secrets_of(options["secrets"], f"effect {name}"),
     )  # fmt: skip
+
+
+def _says_nothing(name: str, found: str) -> str:
+    return (
+        f"effect {name}: {found}; say what the other side guarantees: @effect(downstream=Idempotent()), "
+        "CanLookUp(settle_after=...) or NoGuarantee()"
+    )
 
 
 def _attempts(downstream: Downstream) -> Retry:

@@ -323,6 +323,7 @@ def settle(
     ] = None,
     by: Annotated[str, typer.Option("--by", help="Who says so; it stands in the history.")] = "",
     reason: Annotated[str, typer.Option("--reason", help="How it was found out.")] = "",
+    app: AppOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> ExitCode:
@@ -332,9 +333,10 @@ def settle(
     """
     outcome = _one_outcome(succeeded=succeeded, failed=failed, retry=retry)
     given = None if value is None else plain_value(value, at="--value")
+    known = [] if app is None else workflows_at([app])
 
     async def decide() -> None:
-        async with Client(opened) as client:
+        async with Client(opened, workflows=known) as client:
             await client.settle(
                 run, outcome, value=given, reference=reference, operation=operation, call=call, by=by, reason=reason
             )

@@ -30,10 +30,17 @@ def operation_id(*, scope: str, run_id: str, name: str, business_key: str, revis
 def business_key_of(spec: EffectSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """What the author says makes this effect one and the same. UsageError, before anything is sent, if that is
     nothing."""
+    function = spec.function.__name__
     if spec.key is None:
         raise UsageError(
             f"effect {spec.name} has no key, and without one a repeat cannot be told from a new one: add\n"
-            f"@{spec.name}.key\ndef _(...) -> str: return ...  # e.g. the order's id"
+            f"@{function}.key\ndef _(...) -> str: return ...  # e.g. the order's id"
+        )
+    if spec.lookup is None and spec.downstream.kind == "can_look_up":
+        raise UsageError(
+            f"effect {spec.name} is declared with CanLookUp(), and nothing says how to ask the other side: add\n"
+            f"@{function}.lookup\nasync def _(op: Operation) -> ...: return Found(...)  # or NotFound(), Unsure(why)\n"
+            "or declare NoGuarantee(), so that a person finds out"
         )
     try:
         key = spec.key(*args, **kwargs)

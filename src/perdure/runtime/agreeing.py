@@ -1,5 +1,5 @@
-"""A look at the ledger and at the table of approvals when a worker opens the store: do they say the same as the
-histories of the runs?
+"""A look at the ledger, at the table of approvals and at the statuses of runs when a worker opens the store: do they
+say the same as the histories of the runs?
 
 Cheap: only effects without a proof and requests that are open, only runs that nobody holds, not many of them; `perdure
 store verify` looks at all. A row that the history proves to be over is put right; everything else is said, for a person
@@ -17,13 +17,26 @@ from perdure.engine.asked import OPEN, disagreements_of_requests, told_of_reques
 from perdure.errors import HistoryCorruptError, StoreError
 from perdure.history import events as e
 from perdure.ledger import EffectState, LedgerEntry
-from perdure.store.protocol import Append, ApprovalFilter, Done, EffectFilter, Store, Stored
+from perdure.store.protocol import (
+    Append,
+    ApprovalFilter,
+    Change,
+    Done,
+    EffectFilter,
+    Filter,
+    RunInfo,
+    Status,
+    Store,
+    Stored,
+)
 
 log = logging.getLogger("perdure")
 
 WITHOUT_PROOF = frozenset({EffectState.STARTED, EffectState.UNKNOWN, EffectState.FAILED_RETRYABLE})
 ABOUT_REQUESTS = ("person.", "approval.", "call.cancelled", "effect.")
 """How kinds of events begin that say something of requests."""
+LIVE = frozenset(status for status in Status if not status.is_final)
+ENDED = frozenset(e.KINDS[ending] for ending in e.ENDINGS)
 ROWS_AT_START_MAX = 100
 RUNS_AT_START_MAX = 20
 
@@ -37,6 +50,9 @@ def look_at_ledger(store: Store) -> None:
             _look_at_effects(store, store.load(rid), [row for row in effects if row.rid == rid])
         for rid in _unheld(store, requests):
             _look_at_requests(store, store.load(rid), [row for row in requests if row.rid == rid])
+        for info in store.runs(Filter(status=LIVE, limit=RUNS_AT_START_MAX)):
+            if info.owner is None:
+                _look_at_status(store, info)
     except (StoreError, HistoryCorruptError) as error:
         log.warning("ledger and approvals could not be compared with the histories: %s", error)
 
@@ -62,6 +78,20 @@ def _look_at_requests(store: Store, stored: Stored, rows: Sequence[ApprovalEntry
     has_ended = stored.info.status.is_final
     ours = {row.approval_id: told[row.approval_id] for row in rows if row.approval_id in told}
     _put_right(store, stored, disagreements_of_requests(rows, ours, has_ended=has_ended, is_whole=False))
+
+
+def _look_at_status(store: Store, seen: RunInfo) -> None:
+    """A run whose history has ended is over, whatever the index says. It is made due: whoever takes it up sees its end,
+    and the index says so from then on."""
+    last = store.last_row(seen.rid)
+    info = store.find(seen.run_id)  # which may have ended since it was seen
+    if last.kind not in ENDED or info is None or info.rid != seen.rid or info.owner or info.status.is_final:
+        return
+    again = Change(status=Status.QUEUED, release=True, due_at=info.updated_at)
+    append = Append(os.urandom(16), info.rid, info.epoch, last.seq + 1, change=again)
+    is_done = isinstance(store.commit([append])[0], Done)
+    what = f"the index says {info.status}, and its history has ended ({last.kind})"
+    log.warning("run %s: %s; it is %staken up once more", info.run_id, what, "" if is_done else "not ")
 
 
 def _events(stored: Stored, kinds: tuple[str, ...]) -> Iterable[tuple[e.Event | None, int]]:
