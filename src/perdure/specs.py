@@ -287,6 +287,7 @@ class Drift(StrEnum):
 class OnStale(StrEnum):
     """What to do when the result of a step does not stand any more."""
 
+    RECOMPUTE = "recompute"
     KEEP = "keep"
     NOTE = "note"
     BLOCK = "block"
@@ -309,7 +310,7 @@ class Rests(msgspec.Struct, frozen=True, eq=False):
     premises: tuple[Premise, ...] = ()
     valid_for_seconds: float | None = None
     is_verified: bool = True
-    on_stale: OnStale | Callable[[Mapping[str, Any], Mapping[str, Any]], str] = OnStale.BLOCK
+    on_stale: OnStale | Callable[[Mapping[str, Any], Mapping[str, Any]], str] = OnStale.RECOMPUTE
 
 
 class StepSpec(msgspec.Struct, frozen=True, eq=False):

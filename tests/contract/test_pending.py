@@ -186,8 +186,9 @@ async def agent() -> str:
 @pytest.mark.parametrize(
     ("options", "does", "then"),
     [
-        ("", Does.REUSE, "stands if policy is as it was when it is read again, else block"),
-        ("valid_for=3_600", Does.BLOCK, ": block"),
+        ("", Does.REUSE, "stands if policy is as it was when it is read again, else recompute"),
+        ("valid_for=3_600", Does.RECOMPUTE, ": recompute"),
+        ('valid_for=3_600, on_stale="block"', Does.BLOCK, ": block"),
         ('valid_for=3_600, on_stale="keep"', Does.REUSE, ": keep"),
         ('valid_for=3_600, on_stale=lambda then, now: "keep"', Does.REUSE, ": as its function says"),
     ],

@@ -148,7 +148,7 @@ async def test_a_change_can_be_noted_and_kept(on_stale: str, perdure_runtime: Ru
 
 
 async def test_a_change_can_be_put_to_a_person(perdure_runtime: RuntimeUnderTest) -> None:
-    run = await perdure_runtime.start(paying(deciding()).call("o"), id="r")
+    run = await perdure_runtime.start(paying(deciding(on_stale="block")).call("o"), id="r")
     await perdure_runtime.run_dry()
     WORLD["policy"] = 2
     await perdure_runtime.advance(60)
@@ -288,3 +288,40 @@ def assert_read_in_time(events: list[tuple[e.Event, int]]) -> None:
                 has_left = False
             case _:
                 pass
+
+
+# ── made again ──────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_step_that_gives_the_same_is_renewed(perdure_runtime: RuntimeUnderTest) -> None:
+    @step(retry=perdure.Retry(max_attempts=1))
+    async def decide(order: str) -> int:
+        DECIDED.append(WORLD["policy"])
+        return 40
+
+    @decide.premise("policy")
+    async def _(order: str) -> int:
+        return int(look("policy"))
+
+    run = await perdure_runtime.start(paying(decide).call("o"), id="r")
+    await perdure_runtime.run_dry()
+    WORLD["policy"] = 2
+    await perdure_runtime.advance(60)
+    await run.send("go", None)
+    assert await run.result() == "paid 40"
+    assert DECIDED == [1, 2]
+    found = await history(perdure_runtime)
+    assert [event.renews for event in found if isinstance(event, e.PremisesRead)] == [False, True]
+    assert not any(isinstance(event, e.Rewound) for event in found)
+
+
+async def test_a_step_that_gives_something_else_takes_the_run_back(perdure_runtime: RuntimeUnderTest) -> None:
+    run = await perdure_runtime.start(paying(deciding()).call("o"), id="r")
+    await perdure_runtime.run_dry()
+    WORLD["policy"] = 2
+    await perdure_runtime.advance(60)
+    await run.send("go", None)
+    assert await run.result() == "paid 42"
+    assert (DECIDED, PAID) == ([1, 2], [("o", 42)])
+    (rewound,) = [event for event in await history(perdure_runtime) if isinstance(event, e.Rewound)]
+    assert isinstance((await history(perdure_runtime))[rewound.to], e.PremisesRead)

@@ -125,14 +125,14 @@ def rests_of(valid_for: Any, recovery: Any, on_stale: Any, *, is_lazy: bool) -> 
     if not (callable(on_stale) or on_stale in set(OnStale)):
         shown = ", ".join(repr(str(each)) for each in OnStale)
         raise DeclarationError(f"step(on_stale={on_stale!r}): one of {shown}, or a function that gives one of these")
-    if valid_for is None and recovery is None and on_stale == OnStale.BLOCK:
+    if valid_for is None and recovery is None and on_stale == OnStale.RECOMPUTE:
         return None
     if is_lazy:
         raise DeclarationError(f'step(record="lazy"): {_NOT_LAZY}')
     limit = None if valid_for is None else seconds(valid_for, what="step(valid_for")
     if limit is not None and not 0 < limit <= SECONDS_MAX:
         raise DeclarationError(f"step(valid_for={valid_for!r}): more than 0 seconds, and at most 100 years")
-    if recovery == "replay" and (limit is not None or on_stale != OnStale.BLOCK):
+    if recovery == "replay" and (limit is not None or on_stale != OnStale.RECOMPUTE):
         raise DeclarationError(
             'step(recovery="replay"): its result stands for ever; leave out valid_for= and on_stale='
         )

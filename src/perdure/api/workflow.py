@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OnStaleFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Literal["block", "note", "keep"]]
+OnStaleFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Literal["recompute", "block", "note", "keep"]]
 """What to do about a result that does not stand, given the premises by name as they were then and as they are now."""
 
 
@@ -222,7 +222,7 @@ def step(
     secrets: Iterable[str] | Mapping[str, str] = (),
     valid_for: timedelta | float | None = None,
     recovery: Literal["replay", "verify"] | None = None,
-    on_stale: Literal["block", "note", "keep"] | OnStaleFunction = "block",
+    on_stale: Literal["recompute", "block", "note", "keep"] | OnStaleFunction = "recompute",
 ) -> _StepDecorator: ...
 def step(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Declare a step: a call that is recorded. Once its result reached the workflow it is on disk and never runs again.
@@ -239,9 +239,10 @@ def step(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
     `valid_for`: how long the result is good for. `recovery`: `"replay"`, it stands for ever; `"verify"`, whether it
     still stands is checked before the run relies on it again (default, where there is something to check: `valid_for`,
-    or a `.premise`). `on_stale`: what is done if it does not: a person decides (`"block"`), it stands and
-    that is recorded each time (`"note"`), or it stands for good (`"keep"`); or a function of the premises then and now
-    that gives one of these.
+    or a `.premise`). `on_stale`: what is done if it does not: the step is made again, and if it gives
+    something else the run goes back to that point (`"recompute"`); a person decides (`"block"`); it stands and that is
+    recorded each time (`"note"`), or it stands for good (`"keep"`); or a function of the premises then and now that
+    gives one of these.
 
     Raises DeclarationError for what cannot be a step.
 
@@ -274,7 +275,7 @@ def _step_with(
     secrets: Iterable[str] | Mapping[str, str] = (),
     valid_for: timedelta | float | None = None,
     recovery: str | None = None,
-    on_stale: Any = OnStale.BLOCK,
+    on_stale: Any = OnStale.RECOMPUTE,
 ) -> Any:
     if record not in {"durable", "lazy"}:
         raise DeclarationError(f"step(record={record!r}): 'durable' or 'lazy'")

@@ -159,6 +159,8 @@ def tell(event: e.AnyEvent) -> Told:
             return Told(event.note or "noted")
         case e.StepStarted():
             return Told("started", "input", event.attempt)
+        case e.StepReused():
+            return Told(f"completed, with the result that it had at event {event.of}", "output")
         case e.StepCompleted():
             return Told(
                 "completed" if event.attempt else "given by a person", "output", event.attempt, event.started_at
@@ -254,6 +256,8 @@ def tell(event: e.AnyEvent) -> Told:
             return Told(f"{again}rests on {facts}{until}", "output")
         case e.PremisesChecked():
             return Told(f"decisions checked ({event.why}): {_findings(event)}", "output" if event.output else "")
+        case e.Rewound():
+            return Told(f"rewound to event {event.to}: {event.call} has another result now")
         case _:
             assert_never(event)
 

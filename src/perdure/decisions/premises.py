@@ -73,6 +73,10 @@ class Decisions(msgspec.Struct):
     checks: int = 0
     open: tuple[e.Finding, ...] = ()
     found: dict[str, Values] = {}
+    rewound: int = 0
+    rewinds: dict[Key, int] = {}
+    timers: dict[Key, tuple[int, int]] = {}
+    """Of the run's timers since it has decisions: length and deadline."""
 
     def note(self, event: e.Event, output: bytes | None = None) -> None:
         """Take one event in, with its payload."""
@@ -82,6 +86,12 @@ class Decisions(msgspec.Struct):
                 times = before.times + event.renews if before is not None else 0
                 values = decode_values(output or b"{}")
                 self.rests[event.key] = Rest(event, values, event.valid_until, event.read_at, times=times)
+                self.open = tuple(finding for finding in self.open if finding.key != event.key)
+            case e.Rewound():
+                self.rewound += 1
+                self.rewinds[event.key] = self.rewinds.get(event.key, 0) + 1
+                self.timers |= {(timer.task, timer.n): (timer.length, timer.deadline) for timer in event.timers}
+                self.open = ()
             case e.PremisesChecked():
                 self._note_check(event, output)
             case e.RunUnblocked(choice="keep", task=None):
@@ -112,6 +122,19 @@ class Decisions(msgspec.Struct):
             rest.valid_until = 0 if finding.is_expired else rest.valid_until
             rest.is_kept |= is_for_good
 
+    def arm(self, key: Key, length: int, deadline: int) -> int:
+        """The deadline of a timer that is armed now: if it is the same as before the run was rewound, that one."""
+        before = self.timers.get(key)
+        if before is not None and before[0] == length:
+            return before[1]
+        self.timers[key] = (length, deadline)
+        return deadline
+
+    def made_again(self, key: Key) -> int:
+        """How often this step was made again, since its result did not stand."""
+        rest = self.rests.get(key)
+        return self.rewinds.get(key, 0) + (rest.times if rest is not None else 0)
+
     # ── what is to be read ───────────────────────────────────────────────────────────────────
     def live(self) -> Iterator[tuple[Key, Rest, Asked]]:
         """Those that are checked, in the order in which they were recorded."""
@@ -126,7 +149,9 @@ class Decisions(msgspec.Struct):
         return any(rest.is_over(now) for _, rest, _ in self.live())
 
     def are_fresh(self, now: int, age_max: int) -> bool:
-        """Whether all of them were looked at no longer ago, and the time of none is over."""
+        """Whether all of them were looked at no longer ago, and found to stand."""
+        if self.open:
+            return False
         return all(rest.checked_at >= now - age_max and not rest.is_over(now) for _, rest, _ in self.live())
 
 

@@ -57,7 +57,10 @@ from perdure.specs import SECONDS_MAX, EffectSpec, StepSpec, WorkflowSpec, recor
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from perdure.engine.rewinding import Owed
+
 REFUSALS_MAX = 50
+NOTHING_OWED: dict[str, Owed] = {}
 NO_THREADS = (
     "workflow code must not use threads (anyio.to_thread or the like): move that into a step, or host it in "
     "perdure.section()"
@@ -72,7 +75,7 @@ class Execution:
         "_context", "_known", "_mailbox", "_randomness", "_refusals", "_root", "beginning", "cancel_carried",
         "cancelled", "children", "claims", "code_id", "commands", "ending", "failure", "holding", "is_closing",
         "is_replaying", "is_unwinding", "log", "loop", "memo", "notes", "now_us", "on_interruption", "open",
-        "outcomes_left", "run_id", "sagas", "spec", "state",
+        "outcomes_left", "owed", "run_id", "sagas", "spec", "state",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +94,7 @@ class Execution:
         self.run_id = self.code_id = run_id
         self.beginning = beginning
         self._known = known
+        self.owed = dict(known.before.owed) if known is not None and known.before is not None else NOTHING_OWED
         self.log = log
         self.loop = DeterministicLoop(self)
         self.on_interruption = _nothing  # called in any thread: the code failed between turns
@@ -164,6 +168,13 @@ class Execution:
         return self.loop.new_task(self._main(args, kwargs), context=context)
 
     async def _main(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.owed:
+            return await self._code(args, kwargs)
+        from perdure.engine.owing import settled
+
+        return await settled(self, self._code(args, kwargs))
+
+    async def _code(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.spec.is_async:
             return await self.spec.function(*args, **kwargs)
         return await self.ask_section(
@@ -196,6 +207,8 @@ class Execution:
         self._settle()
 
     def _deliver_other(self, event: e.Event, output: bytes | None) -> None:
+        if self.owed and isinstance(event, e.EffectSucceeded):
+            self.owed.pop(event.operation, None)  # asked for again, so it is wanted
         if self.sagas and isinstance(event, e.EffectSucceeded | e.EffectFailed | e.SectionEnded):
             self._tell_saga(event, output)
         match event:
@@ -526,7 +539,11 @@ class Execution:
     def approval_at(self, key: Key) -> str:
         """The id of what people are asked by this call: as it was asked, if it was."""
         asked = self.known.asked_as.get(key)
-        return asked or approval_id(self.run_id, identity(self.beginning.chapter, *key))
+        if asked:
+            return asked
+        rewound = 0 if self.known.resting is None else self.known.decisions.rewound
+        call = identity(self.beginning.chapter, *key)
+        return approval_id(self.run_id, f"{call}~{rewound}" if rewound else call)
 
     def _request_is_due(self, ask: RequestAsk) -> None:
         """Whether a decision came in time is not known here: it may lie in the mailbox."""
@@ -616,6 +633,8 @@ class Execution:
         ask = SleepAsk(key, "sleep", use, self._future())
         ask.length = round(seconds * MICROSECONDS)
         ask.deadline = self.now_us + ask.length
+        if self._known is not None and self._known.resting is not None:
+            ask.deadline = self.known.decisions.arm(key, ask.length, ask.deadline)
         if self._is_expected(ask, ask.length):
             self.open[key] = ask
             ask.handle = self.loop.call_at(ask.deadline / MICROSECONDS, self._timer_is_due, ask)

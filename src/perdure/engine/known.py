@@ -13,6 +13,7 @@ from perdure.ledger import EffectState, Look
 
 if TYPE_CHECKING:
     from perdure.decisions.premises import Decisions
+    from perdure.engine.rewinding import Superseded
     from perdure.specs import StepSpec
 
 
@@ -90,6 +91,15 @@ class Known(msgspec.Struct, gc=False):
     resting: Any = None
     """What the history says of results that rest on something; most have none."""
 
+    superseded: Any = None
+    """Of a run that was rewound: what is known of that which does not count any more."""
+
+    @property
+    def before(self) -> Superseded | None:
+        """The same."""
+        superseded: Superseded | None = self.superseded
+        return superseded
+
     @property
     def decisions(self) -> Decisions:
         """The same, made when there is something to say."""
@@ -150,7 +160,7 @@ class Known(msgspec.Struct, gc=False):
                 self._note_unblocked((task, n), event.choice)
             case e.Patched():
                 self.patches[event.patch] = event.answer
-            case e.PremisesRead() | e.PremisesChecked():
+            case e.PremisesRead() | e.PremisesChecked() | e.Rewound():
                 self.decisions.note(event, output)
             case e.RunUnblocked() if self.resting is not None:
                 self.decisions.note(event)

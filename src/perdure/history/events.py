@@ -177,6 +177,12 @@ class StepFailed(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.fai
     denied: Denied | None = None
 
 
+class StepReused(StepCompleted, frozen=True, omit_defaults=True, gc=False, tag="step.reused"):
+    """The result that the same call had before the run was rewound, at event `of`; the step was not made again."""
+
+    of: int = 0
+
+
 class AttemptFailed(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.attempt_failed"):
     """An attempt failed and another one follows at `retry_at`. `first_at`: when the first attempt began."""
 
@@ -633,6 +639,40 @@ class PremisesChecked(Event, frozen=True, omit_defaults=True, gc=False, tag="pre
     output: bytes = b""
 
 
+class Timer(msgspec.Struct, frozen=True, gc=False):
+    """A durable timer as it was armed. Microseconds."""
+
+    task: str
+    n: int
+    length: int
+    deadline: int
+
+
+class Rewound(Event, frozen=True, omit_defaults=True, gc=False, tag="run.rewound"):
+    """The result of the step `task`, `n` did not stand, and the step, made again, has given another one, which follows.
+    What stands from event `to` on is superseded: the run goes on as if that had not come yet.
+
+    Arrivals, people's decisions and checks are never superseded, nor what became of a call that was made before. What
+    was done outside stays done, and owed. `stale`: other steps whose results do not stand either. `timers`: those that
+    keep their deadlines."""
+
+    to: int
+    task: str
+    n: int
+    name: str
+    use: int
+    stale: tuple[tuple[str, int], ...] = ()
+    timers: tuple[Timer, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.task, self.n)
+
+    @property
+    def call(self) -> str:
+        return f"{self.task}/{self.name}#{self.use}"
+
+
 ENDINGS = (RunCompleted, RunFailed, RunCancelled)
 
 AnyEvent = (
@@ -644,6 +684,7 @@ AnyEvent = (
     | RunCancelled
     | StepStarted
     | StepCompleted
+    | StepReused
     | StepFailed
     | AttemptFailed
     | Heartbeat
@@ -684,6 +725,7 @@ AnyEvent = (
     | BudgetRaised
     | PremisesRead
     | PremisesChecked
+    | Rewound
 )
 
 KINDS: dict[type[Event], str] = {cls: str(cls.__struct_config__.tag) for cls in get_args(AnyEvent)}

@@ -100,8 +100,8 @@ class Budgets:
         wants = self._wanted(flight, account)
         if wants is None:
             return False
-        is_undoing = isinstance(flight.ask, EffectAsk) and bool(flight.ask.undoes)
-        if not is_undoing:  # what was done is taken back, whatever is left
+        is_undoing = flight.is_anew or (isinstance(flight.ask, EffectAsk) and bool(flight.ask.undoes))
+        if not is_undoing:  # what was done is taken back, and what does not stand is made again, whatever is left
             elapsed = self._turns.clock.now() - live.info.created_at
             short = self._owed(live, account) or account.shortfall(wants, elapsed=elapsed)
             if short is not None:

@@ -209,6 +209,11 @@ class LiveRun:
         loaded."""
         return any(command is ask for command in (*self.held, *chain(*self.unperformed), *self.execution.commands))
 
+    @property
+    def was_rewound(self) -> bool:
+        """Whether some of its history does not count any more."""
+        return self.has_decisions and self.execution.known.superseded is not None
+
     def note_blocked(self, event: e.RunBlocked) -> None:
         """The run, or one call of it, waits for a person."""
         if event.task is None:

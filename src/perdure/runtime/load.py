@@ -104,6 +104,19 @@ class Past:
         self.others = [event for event in self.events if type(event) is not e.StepCompleted]
         if not self.events or not isinstance(self.events[0], e.RunStarted | e.ChapterStarted):
             raise HistoryCorruptError(f"run {stored.info.run_id}: its chapter does not begin with a beginning")
+        self.superseded: Any = None
+        if any(type(event) is e.Rewound for event in self.others):
+            self._leave_out_superseded()
+
+    def _leave_out_superseded(self) -> None:
+        """The run was rewound: only what counts is replayed."""
+        from perdure.runtime.rewinding import known_of_superseded
+
+        self.superseded, effective = known_of_superseded(self)
+        rows = [self.stored.rows[place] for place in effective]
+        self.events = [self.events[place] for place in effective]
+        self.others = [event for event in self.events if type(event) is not e.StepCompleted]
+        self.stored = self.stored._replace(rows=rows)
 
     def _fetch(self, digest: bytes) -> bytes:
         return self._store.blob(self._rid, digest)
@@ -155,6 +168,7 @@ class Past:
                 isinstance(event, e.Keyed) and ":" in event.task
             )  # fmt: skip
             known.note(event, row.at, self._output(event, row) if wants else None)
+        known.superseded = self.superseded
         return known
 
     def is_under(self, spec: WorkflowSpec) -> bool:

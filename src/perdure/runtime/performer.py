@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import msgspec
 
@@ -72,6 +72,8 @@ class Flight:
         "is_start_recorded", "live", "number", "performer", "started_at", "task", "uses",
     )  # fmt: skip
 
+    is_anew: ClassVar[bool] = False
+    """Whether the step has a result already, which does not stand."""
     uses: tuple[Counted, ...]
     facts: tuple[int, dict[str, bytes]]
 

@@ -3,7 +3,9 @@
     the step's body is about to begin ──▶ read ──▶ recorded beside its result
     the run was taken over, a validity has passed, an effect is about to be sent ──▶ read again ──▶ compared, recorded
                                         ──▶ all stands: on it goes
-                                        └─▶ something does not: noted, kept, or put to a person
+                                        ├─▶ something does not: noted, kept, or put to a person
+                                        └─▶ or the step is made again ──▶ the same: renewed
+                                                                      └─▶ something else: the run is rewound
 
 A check of an effect rides in the commit of the effect's start. What was read is good for a few seconds; then the effect
 is checked once more. A fact that cannot be read is no change: it is tried again, then a person is asked. The rules are
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,13 +27,31 @@ import msgspec
 from perdure.clock import MICROSECONDS
 from perdure.codec import digest, pack
 from perdure.codec.exceptions import message_of
-from perdure.decisions.premises import Asked, Decisions, Key, Rest, Values, changed, encode_values, plain, told
-from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS, Attempts, StepAsk
+from perdure.decisions import ApprovalState
+from perdure.decisions.premises import (
+    SHOWN_CHARACTERS_MAX,
+    Asked,
+    Decisions,
+    Key,
+    Rest,
+    Values,
+    changed,
+    encode_values,
+    plain,
+    told,
+)
+from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS, Attempts, Grant, StepAsk
+from perdure.engine.rewinding import Reusable, split
 from perdure.errors import PremiseUnreadableError
 from perdure.history import events as e
+from perdure.ledger import Answered, Call, EffectState, LedgerEntry, NextRevision, Perform
+from perdure.ledger.prepare import Decision
+from perdure.runtime import load
 from perdure.runtime.live import Entry, LiveRun
-from perdure.runtime.performer import Flight
+from perdure.runtime.performer import Flight, Performer
+from perdure.runtime.retrying import Again, next_attempt
 from perdure.specs import OnStale, Premise, StepSpec
+from perdure.store.protocol import Change, Status
 
 if TYPE_CHECKING:
     from perdure.runtime.effects import EffectFlight
@@ -39,12 +60,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("perdure.runs")
 
 READ_SECONDS_MAX = 60.0
+LOOK_SECONDS = 0.05
+MADE_AGAIN_MAX = 10
+"""How often a step is made again in one run since its result does not stand; then a person decides."""
 DELAYS_SECONDS = (1.0, 2.0)
 """Between the tries of a check whose facts cannot be read."""
 
 
 class Check:
-    """One check under way. `holds`: nothing of the run goes on meanwhile; `flights`: the effects that wait for it."""
+    """One check under way. `holds`: nothing of the run goes on meanwhile; `flights`: the effects that wait for it.
+    `stale`: the steps that are to be made again; `rewinding`: one that has given another result, and that result."""
 
     def __init__(self, live: LiveRun, why: str) -> None:
         self.live, self.why = live, why
@@ -53,7 +78,20 @@ class Check:
         self.tries = 0
         self.read_at = 0
         self.is_reading = False
+        self.stale: list[Key] = []
+        self.rewinding: tuple[Recomputed, bytes] | None = None
         self.task: asyncio.Task[None] | None = None
+
+
+class Recomputed(Flight):
+    """A step that is made again, since its result does not stand."""
+
+    is_anew = True
+
+    def __init__(self, performer: Performer, live: LiveRun, ask: StepAsk, check: Check, now: int) -> None:
+        super().__init__(performer, live, ask, Attempts(), now)
+        self.check = check
+        self.is_start_recorded = True
 
 
 class Unread(NamedTuple):
@@ -103,7 +141,7 @@ class Premises:
         elif rests is not None and (rests.premises or rests.valid_for_seconds is not None):
             self._record_read(flight, raw)
 
-    def _record_read(self, flight: Flight, raw: bytes) -> None:
+    def _record_read(self, flight: Flight, raw: bytes, *, renews: bool = False) -> None:
         live, ask, (read_at, values) = flight.live, flight.ask, flight.facts
         limit = None if ask.spec.rests is None else ask.spec.rests.valid_for_seconds
         valid_until = 0 if limit is None else read_at + round(limit * MICROSECONDS)
@@ -111,7 +149,7 @@ class Premises:
         packed, result = pack(encoded, live.execution.memo), pack(raw, live.execution.memo)
         facts = tuple(e.Fact(name, digest(value)) for name, value in values.items())
         event = e.PremisesRead(
-            *ask.key, ask.name, ask.use, facts, packed.digest, result.digest, read_at, valid_until
+            *ask.key, ask.name, ask.use, facts, packed.digest, result.digest, read_at, valid_until, renews
         )  # fmt: skip
         live.entries.append(Entry(event, output=packed))
         self.decisions(live).note(event, encoded)
@@ -132,8 +170,12 @@ class Premises:
 
     def holds_back(self, live: LiveRun) -> bool:
         """Whether nothing of the run goes on before its decisions are checked."""
-        if live in self._checks:
-            return self._checks[live].holds
+        check = self._checks.get(live)
+        if check is not None and check.rewinding is not None:
+            self._rewind(check, *check.rewinding)
+            return True
+        if check is not None:
+            return check.holds
         if live.is_parked or not (live.execution.commands or live.execution.ending is not None):
             return False
         decisions, now = self.decisions(live), self._turns.clock.now()
@@ -214,16 +256,20 @@ class Premises:
 
     def flight_of(self, live: LiveRun, rest: Rest, asked: Asked) -> Flight:
         """In whose name facts are read: the step's, as if its body ran."""
+        ask, now = self._ask_of(live, rest, asked), self._turns.clock.now()
+        flight = Flight(self._turns.performer, live, ask, Attempts(), now)
+        flight.airborne = -1  # what its readers say of themselves is nobody's
+        flight.deadline = flight.started_at + round(READ_SECONDS_MAX * MICROSECONDS)
+        return flight
+
+    def _ask_of(self, live: LiveRun, rest: Rest, asked: Asked) -> StepAsk:
         from perdure.runtime.hosted.request import unused_future
 
         event = rest.event
         ask = StepAsk(event.key, event.name, event.use, unused_future(live))
         ask.spec, ask.input, ask.is_recorded = asked.spec, asked.input, True
         ask.packed = ask.view = ask.grant = None
-        flight = Flight(self._turns.performer, live, ask, Attempts(), self._turns.clock.now())
-        flight.airborne = -1  # what its readers say of themselves is nobody's
-        flight.deadline = flight.started_at + round(READ_SECONDS_MAX * MICROSECONDS)
-        return flight
+        return ask
 
     async def _read_apart(self, flight: Flight) -> Values:
         performer, spec = self._turns.performer, flight.ask.spec
@@ -245,14 +291,25 @@ class Premises:
             again = self._turns.clock.now() + round(DELAYS_SECONDS[check.tries - 1] * MICROSECONDS)
             self._turns.clock.wake_at(again, partial(self._read_again, check))
             return
-        del self._checks[live]
+        check.is_reading = False
         try:
             self._judge(check, found)
-            for flight in check.flights:
-                self._turns.effects.send(flight)
-            self._turns.advance(live)
+            self._go_on(check)
         except Exception as error:
             self._turns.contain(live, error)
+
+    def _go_on(self, check: Check) -> None:
+        """The next step that is to be made again; or, when none is left, what waits for the check."""
+        live, decisions = check.live, self.decisions(check.live)
+        if check.stale and not live.is_parked:
+            key = check.stale[0]
+            check.holds = True
+            self._make_again(check, decisions.rests[key], decisions.asked[key])
+            return
+        self._checks.pop(live, None)
+        for flight in check.flights:
+            self._turns.effects.send(flight)
+        self._turns.advance(live)
 
     def _judge(self, check: Check, found: dict[Key, Values | Unread]) -> None:
         """Compare what was read with what was recorded, and record what comes of it."""
@@ -267,6 +324,11 @@ class Premises:
                 continue
             looked_at += 1
             finding, line = _finding(rest, asked, found[key], now)
+            if finding is not None and finding.did == "recompute" and decisions.made_again(key) >= MADE_AGAIN_MAX:
+                finding = msgspec.structs.replace(finding, did="block")
+                line += f"; it was made again {MADE_AGAIN_MAX} times, and has not stood"
+            if finding is not None and finding.did == "recompute":
+                check.stale.append(key)
             if finding is not None:
                 findings.append(finding)
                 lines.append(line)
@@ -275,7 +337,7 @@ class Premises:
         self._record(check, looked_at, findings, values)
         if any(finding.did == "unreadable" for finding in findings):
             self._turns.parking.block(live, e.RunBlocked("premise_unreadable", "; ".join(lines)))
-        elif decisions.open:
+        elif any(finding.did == "block" for finding in findings):
             self._turns.parking.block(live, e.RunBlocked("stale_decision", "; ".join(lines)))
 
     def _record(self, check: Check, looked_at: int, findings: list[e.Finding], values: dict[str, Values]) -> None:
@@ -294,6 +356,226 @@ class Premises:
         for finding in findings:
             log.warning("run %s: %s: %s", live.run_id, finding.call, finding.did)
         self._turns.mark(live)
+
+    # ── made again ───────────────────────────────────────────────────────────────────────────
+    def _make_again(self, check: Check, rest: Rest, asked: Asked) -> None:
+        live, performer = check.live, self._turns.performer
+        flight = Recomputed(performer, live, self._ask_of(live, rest, asked), check, self._turns.clock.now())
+        flight.handler = self
+        live.flights[flight.ask.key] = flight
+        self._begin_again(flight)
+
+    def _begin_again(self, flight: Recomputed) -> None:
+        if flight.live.account is None or self._turns.budgets.is_reserved(flight, self._begin_again):
+            self._turns.performer.enqueue(flight)
+
+    def may_launch(self, flight: Recomputed) -> bool:
+        """Nothing more is asked of it."""
+        return True
+
+    def came_late(self, flight: Recomputed, number: int, value: Any) -> None:
+        """It was given up for lost."""
+
+    def returned(self, flight: Recomputed, value: Any) -> None:
+        """The step, made again, has given this: is it the same?"""
+        try:
+            raw = flight.ask.spec.result.dumps(value)
+        except Exception as error:  # an EncodeError, or what the value's own methods raise
+            self._could_not(flight, error)
+            return
+        self._turns.performer.end(flight)
+        self._compare(flight, raw)
+
+    def failed(self, flight: Recomputed, number: int, error: BaseException) -> None:
+        """It is tried as often as the step is; then a person decides."""
+        performer, now = self._turns.performer, self._turns.clock.now()
+        try:
+            failure = performer.failure_of(flight, error, now)
+            decision = next_attempt(
+                flight.ask.spec.retry, attempt=number, first_at=flight.first_at, now=now, failure=failure,
+                random=random.random(),
+            )  # fmt: skip
+        except Exception as problem:
+            self._could_not(flight, problem)
+            return
+        if isinstance(decision, Again):
+            performer.land(flight)
+            performer.wait_until(flight, decision.at, partial(performer.enqueue, flight))
+        else:
+            self._could_not(flight, error)
+
+    def _could_not(self, flight: Recomputed, error: BaseException) -> None:
+        self._turns.performer.end(flight)
+        told = f"made again, it fails: {type(error).__name__}: {message_of(error)}"
+        self._put_to_a_person(flight, told)
+
+    def _put_to_a_person(self, flight: Recomputed, told: str) -> None:
+        live, check = flight.live, flight.check
+        if live.is_in_turn:
+            live.deferred += (partial(self._put_to_a_person, flight, told),)
+            return
+        hint = f"{flight.ask.label} does not stand any more, and {told}"
+        self._turns.parking.block(live, e.RunBlocked("stale_decision", hint))
+        check.rewinding, check.stale = None, []
+        self._go_on(check)
+
+    def _compare(self, flight: Recomputed, raw: bytes) -> None:
+        live, check = flight.live, flight.check
+        if self._is_off(check):
+            return
+        if live.is_in_turn:
+            live.deferred += (partial(self._compare, flight, raw),)
+            return
+        try:
+            if pack(raw, live.execution.memo).digest == self.decisions(live).rests[flight.ask.key].event.result:
+                self._record_read(flight, raw, renews=True)
+                check.stale.remove(flight.ask.key)
+                self._turns.mark(live)
+                self._go_on(check)
+            else:
+                check.rewinding = (flight, raw)
+                self._rewind(check, flight, raw)
+        except Exception as error:
+            self._turns.contain(live, error)
+
+    # ── rewound ──────────────────────────────────────────────────────────────────────────────
+    def _rewind(self, check: Check, flight: Recomputed, raw: bytes) -> None:
+        """Let the run go back, once nothing of it is under way; asked again whenever something of it has happened."""
+        live = check.live
+        if live.is_leaving or live.is_parked or not self._is_quiet(live):
+            if live.has_something_to_write:
+                self._turns.mark(live)
+            elif not (live.is_leaving or live.is_parked):  # hosted code tells nobody when it comes to wait
+                self._turns.loop.call_later(LOOK_SECONDS, self._look_again, check)
+            return
+        past = load.Past(self._turns.store.load(live.rid), self._turns.store)
+        rewound = self._rewound(check, flight, past)
+        if any(isinstance(event, e.ChildStarted) for event in superseded_by(rewound, past, live.length)):
+            self._put_to_a_person(
+                flight, f"made again, it gives {_short(raw)}; the run has started child runs since, and does not go "
+                "back by itself"
+            )  # fmt: skip
+            return
+        self._let_go_of_requests(live, past, rewound)
+        live.record(rewound)
+        self._record_read(flight, raw)
+        output = pack(raw, live.execution.memo)
+        ask = flight.ask
+        number, began = flight.number, flight.started_at
+        event = e.StepCompleted(*ask.key, ask.name, ask.use, output.digest, attempt=number, started_at=began)
+        live.record(event, output=output)
+        log.warning("run %s is rewound to event %s: %s has another result now", live.run_id, rewound.to, ask.label)
+        self._checks.pop(live, None)
+        live.change = Change(status=Status.QUEUED, reason="", hint="", release=True, due_at=self._turns.clock.now())
+        self._turns.parking.leave(live)
+
+    def _look_again(self, check: Check) -> None:
+        if self._checks.get(check.live) is check and not check.live.is_gone:
+            self._turns.advance(check.live)
+
+    def _is_quiet(self, live: LiveRun) -> bool:
+        """Steps under way are stopped, and so is what has not been sent; what may have left is waited for, and written
+        is what is to be written."""
+        effects, performer = live.execution.known.effects, self._turns.performer
+        for key in list(live.flights):
+            standing = effects.get(key)
+            if standing is None or not standing.state.is_open:
+                performer.cancel(live, key)
+        is_open = any(standing.state.is_open for standing in effects.values())
+        is_written = not (live.has_something_to_write or live.under_way or live.undelivered or live.then)
+        is_under_way = is_open or live.flights or live.is_in_turn
+        return is_written and not is_under_way and self._turns.sections.is_waiting(live)
+
+    def _rewound(self, check: Check, flight: Recomputed, past: load.Past) -> e.Rewound:
+        ask, decisions = flight.ask, self.decisions(check.live)
+        places = range(len(past.events) - 1, -1, -1)
+        reads = ((place, past.events[place]) for place in places)
+        to = next(
+            past.stored.rows[place].seq for place, event in reads
+            if isinstance(event, e.PremisesRead) and event.key == ask.key and not event.renews
+        )  # fmt: skip
+        timers = tuple(e.Timer(*key, *timer) for key, timer in decisions.timers.items())
+        stale = tuple(key for key in check.stale if key != ask.key)
+        return e.Rewound(to, *ask.key, ask.name, ask.use, stale, timers)
+
+    def _let_go_of_requests(self, live: LiveRun, past: load.Past, rewound: e.Rewound) -> None:
+        """Nobody waits any more for what people were asked since, and what they have approved is good for nothing: they
+        are asked anew. Nor for a decision about a call that is stuck."""
+        for key, blocked in list(live.blocked_calls.items()):
+            live.note_unblocked(unblocked := e.RunUnblocked("cancelled", "", *key, "", blocked.name, blocked.use))
+            live.record(unblocked)
+        answered: dict[Key, str] = {}
+        asked: dict[Key, e.PersonAsked] = {}
+        for event in superseded_by(rewound, past, live.length):
+            if isinstance(event, e.PersonAsked):
+                asked[event.key] = event
+            elif isinstance(event, e.PersonAnswered):
+                answered[event.key] = event.choice
+        approvals = self._turns.approvals
+        for key, event in asked.items():
+            row = approvals.row(live, event.id)
+            if row is not None and row.status is ApprovalState.PENDING:
+                approvals.withdraw(live, key, e.CallCancelled(*key, event.name, event.use))
+            elif row is not None and row.status is ApprovalState.APPROVED:
+                approvals.spend(live, Grant(event.id, b""), event.label, lapsed=True)
+
+    def reuses(self, flight: Flight) -> bool:
+        """Whether a step has its result already: from before the run was rewound, with the same arguments."""
+        live, ask = flight.live, flight.ask
+        before = live.execution.known.before
+        found = None if before is None else before.reusable.get(ask.key)
+        if found is None or found.name != ask.name or found.digest is None:
+            return False
+        if found.digest != (ask.view or (ask.packed or pack(ask.input, live.execution.memo)).digest):
+            return False
+        if live.is_in_turn:
+            live.deferred += (partial(self._reuse, flight, found),)
+        else:
+            self._reuse(flight, found)
+        return True
+
+    def _reuse(self, flight: Flight, found: Reusable) -> None:
+        live, ask = flight.live, flight.ask
+        if flight.is_over:
+            return
+        self._turns.performer.end(flight)
+        if found.read is not None:
+            read = msgspec.structs.replace(found.read, renews=False)
+            live.entries.append(Entry(read, output=pack(found.values, live.execution.memo)))
+            self.decisions(live).note(read, found.values)
+        output = pack(found.output, live.execution.memo)
+        packed = None if flight.is_start_recorded else ask.packed
+        kept = ask.spec.record_input
+        event = e.StepReused(
+            *ask.key, ask.name, ask.use, output.digest, None if packed is None else packed.digest,
+            None if packed is None else ask.view, kept, of=found.seq,
+        )  # fmt: skip
+        self._turns.report(live, event, raw=found.output, output=output, input=packed if kept else None, delivers=True)
+
+    def prepared(self, live: LiveRun, call: Call, found: LedgerEntry, decision: Decision) -> Decision:
+        """What is to be done about an operation that is asked for again since the run was rewound. One that happened is
+        answered, whichever call of the new way asks; one that was given up or taken back is done under the next id."""
+        before = live.execution.known.before
+        if before is None or found.rid != live.rid:
+            return decision
+        if found.operation_id in before.struck:
+            return NextRevision()
+        if found.status is EffectState.FAILED_RETRYABLE:  # the call that was to try it once more does not count
+            return Perform() if found.request_hash == call.request_hash else NextRevision()
+        if found.operation_id in live.execution.owed and found.request_hash == call.request_hash:
+            return Answered(found)
+        return decision
+
+
+def superseded_by(rewound: e.Rewound, past: load.Past, length: int) -> list[e.Event]:
+    """What of the events that count does not count any more once the run is rewound."""
+    seqs = [*(row.seq for row in past.stored.rows), length]
+    return [past.events[place] for place in split([*past.events, rewound], seqs).superseded]
+
+
+def _short(raw: bytes) -> str:
+    text = raw.decode("utf-8", "replace")
+    return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}…"
 
 
 def _finding(rest: Rest, asked: Asked, read: Values | Unread, now: int) -> tuple[e.Finding | None, str]:

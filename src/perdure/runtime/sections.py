@@ -336,6 +336,10 @@ class Sections:
         """Whether all hosted code of the run waits for time to pass, or for news from outside."""
         return not live.has_sections or all(j.is_idle or j.is_still for j in self._of(live))
 
+    def is_waiting(self, live: LiveRun) -> bool:
+        """Whether all hosted code of the run waits for an answer: it can be unwound."""
+        return not live.has_sections or all(journal.is_waiting for journal in self._of(live))
+
     def is_busy(self, live: LiveRun) -> bool:
         """Whether some section of the run is doing more than wait."""
         return live.has_sections and any(not journal.is_idle for journal in self._of(live))

@@ -191,11 +191,13 @@ class Turns:
         return self.gates.policies(live)
 
     def _may_begin(self, flight: Flight) -> bool:
+        if flight.live.has_decisions and self.premises.reuses(flight):
+            return False
         return self.gates.step(flight)
 
     def _take_in(self, live: LiveRun) -> None:
         self.live[live.rid] = live
-        live.is_gated = self.policy is not None or live.execution.spec.policy is not None
+        live.is_gated = self.policy is not None or live.execution.spec.policy is not None or live.was_rewound
         self.budgets.admit(live)
 
     @property

@@ -136,7 +136,9 @@ class _Sweeper(Generic[T]):
             runtime.learn(spec)
 
     def _watch(self, flight: Flight) -> None:
-        """A step's body is about to begin: nothing may be recorded of what came of it."""
+        """A step's body is about to begin: nothing may be recorded of what came of it, unless that does not stand."""
+        if flight.is_anew:
+            return
         for row in self._inner.load(flight.live.rid).rows:
             event = e.decode(row.envelope)
             if isinstance(event, e.StepCompleted | e.StepFailed) and event.key == flight.ask.key:

@@ -421,6 +421,11 @@ class Journal:
         still = bool(asked) and not self.held and all(r.is_wait or self._waits_for_attempt(r) for r in asked)
         return still and all(map(self._is_waiting, self.participants))
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether everybody in here waits for an answer, whatever it is about."""
+        return self.is_idle or (not self.held and all(map(self._is_waiting, self.participants)))
+
     def _waits_for_attempt(self, request: Request) -> bool:
         flight = self.live.flights.get(request.key)
         return request.key in self.live.blocked_calls or (flight is not None and flight.alarm is not None)

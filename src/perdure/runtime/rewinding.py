@@ -1,0 +1,85 @@
+"""What is known of a stretch of a run that does not count any more, read from its stored history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from perdure.engine.calls import Key
+from perdure.engine.rewinding import Owed, Reusable, Superseded, split
+from perdure.history import events as e
+
+if TYPE_CHECKING:
+    from perdure.runtime.load import Past
+
+
+def known_of_superseded(past: Past) -> tuple[Superseded, list[int]]:
+    """What is not forgotten of what does not count, and the places of the events that do."""
+    found = split(past.events, [row.seq for row in past.stored.rows])
+    superseded = Superseded()
+    inputs = _Inputs(past)
+    read: dict[Key, int] = {}
+    for place in found.superseded:
+        event = past.events[place]
+        match event:
+            case e.PremisesRead():
+                read[event.key] = place
+                if event.renews and (found_before := superseded.reusable.get(event.key)) is not None:
+                    values = past.output(place) or b""
+                    superseded.reusable[event.key] = found_before._replace(read=event, values=values)
+            case e.EffectSucceeded(undoes=str(undone)) if undone:
+                superseded.owed.pop(undone, None)
+                superseded.struck.add(undone)
+            case e.EffectSucceeded():
+                at, output = inputs.effects.get(event.operation), past.output(place) or b"null"
+                raw = None if at is None else past.input(at)
+                superseded.owed[event.operation] = Owed(
+                    place, event.name, event.business_key, event.operation, raw, output
+                )  # fmt: skip
+            case e.EffectFailed(how="cancelled"):
+                superseded.struck.add(event.operation)
+            case e.StepCompleted():
+                superseded.reusable[event.key] = _reusable(past, place, event, inputs, read.get(event.key))
+            case _:
+                pass
+    for place in found.effective:
+        event = past.events[place]
+        if isinstance(event, e.Rewound):
+            for key in (event.key, *event.stale):
+                _forget(superseded, past, key, before=place)
+    return superseded, found.effective
+
+
+def _forget(superseded: Superseded, past: Past, key: Key, *, before: int) -> None:
+    """A result that did not stand when the run was rewound is not had again; one that came later may be."""
+    found = superseded.reusable.get(key)
+    if found is not None and found.seq < past.stored.rows[before].seq:
+        del superseded.reusable[key]
+
+
+def _reusable(past: Past, place: int, event: e.StepCompleted, inputs: _Inputs, read: int | None) -> Reusable:
+    row = past.stored.rows[place]
+    rests = None if read is None else past.events[read]
+    seq = event.of if isinstance(event, e.StepReused) else row.seq
+    return Reusable(
+        event.name, inputs.of_steps.get(place), past.output(place) or b"null",
+        seq, rests if isinstance(rests, e.PremisesRead) else None,
+        b"" if read is None else past.output(read) or b"",
+    )  # fmt: skip
+
+
+class _Inputs:
+    """With which arguments calls were made: of each result what counts of them; of operations where they stand."""
+
+    def __init__(self, past: Past) -> None:
+        self.of_steps: dict[int, bytes] = {}
+        self.effects: dict[str, int] = {}
+        last: dict[Key, bytes] = {}
+        for place, event in enumerate(past.events):
+            if isinstance(event, e.StepStarted | e.StepCompleted | e.AttemptFailed):
+                if event.input is not None:
+                    last[event.key] = event.view or event.input
+                    operation = getattr(event, "operation", "")
+                    if operation and event.kept:
+                        self.effects[operation] = place
+                if event.key in last:
+                    self.of_steps[place] = last[event.key]

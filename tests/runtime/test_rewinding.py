@@ -1,0 +1,376 @@
+"""A run goes back to a decision that does not stand: what is had again, what is owed, what people are asked anew."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from datetime import timedelta
+from typing import Any, Literal
+
+import pytest
+from tests.runtime.hosting import host_of, run_async
+
+import perdure
+from perdure import Idempotent, RunBlockedError, effect, step, workflow
+from perdure.audit.verify import verify
+from perdure.history import events as e
+from perdure.store.memory import MemoryStore
+from perdure.testing.clock import FakeClock
+from perdure.testing.crashing import CrashingStore
+from perdure.testing.mortal import Death, Mortal, Outcome, QuietAboutCrashes
+from perdure.testing.runtime import RuntimeUnderTest
+
+SECOND = 1_000_000
+WORLD: dict[str, Any] = {}
+MADE: list[str] = []
+"""Steps whose bodies ran, with what they were given."""
+DONE: dict[str, str] = {}
+"""What stands outside, by idempotency key."""
+
+
+@pytest.fixture(autouse=True)
+def fresh_world() -> None:
+    WORLD.clear()
+    WORLD.update(policy=1)
+    MADE.clear()
+    DONE.clear()
+
+
+@step
+async def decide(order: str) -> int:
+    MADE.append("decide")
+    return 40 + int(WORLD["policy"])
+
+
+@decide.premise("policy")
+async def _(order: str) -> int:
+    return int(WORLD["policy"])
+
+
+@step
+async def think(about: str) -> str:
+    MADE.append(f"think {about}")
+    return f"thought about {about}"
+
+
+@effect(downstream=Idempotent())
+async def pay(order: str, cents: int) -> str:
+    DONE[perdure.operation().id] = f"paid {cents}"
+    return f"paid {cents}"
+
+
+@pay.key
+def _(order: str, cents: int) -> str:
+    return f"{order}:{cents}"
+
+
+@pay.undo
+async def _(receipt: str, order: str, cents: int) -> None:
+    DONE[perdure.operation().id] = f"took {cents} back"
+
+
+@effect(downstream=Idempotent())
+async def announce(cents: int) -> str:
+    DONE[perdure.operation().id] = f"announced {cents}"
+    return "announced"
+
+
+@announce.key
+def _(cents: int) -> str:
+    return str(cents)
+
+
+async def changed_in_between(runtime: RuntimeUnderTest, run: Any, message: str = "go") -> None:
+    """A minute passes, in which the policy becomes another one; then the run goes on."""
+    await runtime.run_dry()
+    WORLD["policy"] += 1
+    await runtime.advance(60)
+    await run.send(message)
+
+
+async def history(runtime: RuntimeUnderTest, run_id: str = "r") -> list[e.Event]:
+    store = host_of(runtime).turns.store
+    info = store.find(run_id)
+    assert info is not None
+    return [e.decode(row.envelope) for row in store.load(info.rid, from_seq=0).rows]
+
+
+async def test_what_was_paid_for_is_had_again(perdure_runtime: RuntimeUnderTest) -> None:
+    @workflow
+    async def agent(order: str) -> list[str]:
+        cents = await decide(order)
+        same, other = await asyncio.gather(think("tea"), think(f"{cents}"))
+        await perdure.receive("go")
+        return [same, other, await pay(order, cents)]
+
+    run = await perdure_runtime.start(agent.call("o"), id="r")
+    await changed_in_between(perdure_runtime, run)
+    assert await run.result() == ["thought about tea", "thought about 42", "paid 42"]
+    assert MADE == ["decide", "think tea", "think 41", "decide", "think 42"]
+    assert [event.name for event in await history(perdure_runtime) if isinstance(event, e.StepReused)] == ["think"]
+
+
+async def test_a_timer_keeps_its_deadline(perdure_runtime: RuntimeUnderTest) -> None:
+    @workflow
+    async def agent(order: str) -> Any:
+        began = perdure.now()
+        cents = await decide(order)
+        await perdure.sleep(hours=1)
+        paid = await pay(order, cents)
+        return [paid, perdure.now() - began < timedelta(hours=1, minutes=1)]
+
+    run = await perdure_runtime.start(agent.call("o"), id="r")
+    await perdure_runtime.run_dry()
+    WORLD["policy"] = 2
+    assert await run.result() == ["paid 42", True]
+
+
+async def test_an_effect_that_is_wanted_again_is_not_sent_again(perdure_runtime: RuntimeUnderTest) -> None:
+    @workflow
+    async def agent(order: str) -> list[str]:
+        cents = await decide(order)
+        first = await announce(1)
+        if cents == 42:
+            await think("42")
+        await perdure.receive("go")
+        return [first, await pay(order, cents), await announce(2)]
+
+    run = await perdure_runtime.start(agent.call("o"), id="r")
+    await changed_in_between(perdure_runtime, run)
+    assert await run.result() == ["announced", "paid 42", "announced"]
+    assert sorted(DONE.values()) == ["announced 1", "announced 2", "paid 42"]
+    found = await history(perdure_runtime)
+    assert [event.how for event in found if isinstance(event, e.EffectSucceeded)][:2] == ["returned", "reused"]
+
+
+@workflow
+async def pays_twice(order: str) -> str:
+    cents = await decide(order)
+    await pay(order, cents)
+    await perdure.receive("go")
+    await announce(cents)
+    return f"{cents}"
+
+
+async def test_what_is_not_wanted_any_more_is_taken_back(perdure_runtime: RuntimeUnderTest) -> None:
+    run = await perdure_runtime.start(pays_twice.call("o"), id="r")
+    await changed_in_between(perdure_runtime, run)
+    assert await run.result() == "42"
+    assert list(DONE.values()) == ["paid 41", "paid 42", "announced 42", "took 41 back"]
+    assert not verify(host_of(perdure_runtime).turns.store).damage
+
+
+async def test_what_cannot_be_taken_back_is_put_to_a_person(perdure_runtime: RuntimeUnderTest) -> None:
+    @workflow
+    async def agent(order: str) -> str:
+        cents = await decide(order)
+        await announce(cents)
+        await perdure.receive("go")
+        return await pay(order, cents)
+
+    run = await perdure_runtime.start(agent.call("o"), id="r")
+    await changed_in_between(perdure_runtime, run)
+    with pytest.raises(RunBlockedError, match="it cannot be undone: announce '41'"):
+        await run.result()
+    (entry,) = await perdure_runtime.inbox()
+    assert entry.reason == "failed_compensation"
+    await run.unblock("fail", by="ann", reason="said is said")
+    assert await run.result() == "paid 42"
+
+
+async def test_a_run_can_be_rewound_again(perdure_runtime: RuntimeUnderTest) -> None:
+    @workflow
+    async def agent(order: str) -> str:
+        cents = await decide(order)
+        await perdure.receive("go")
+        await pay(order, cents)
+        await perdure.receive("go on")
+        return await announce(cents)
+
+    run = await perdure_runtime.start(agent.call("o"), id="r")
+    await changed_in_between(perdure_runtime, run)
+    await changed_in_between(perdure_runtime, run, "go on")
+    assert await run.result() == "announced"
+    assert list(DONE.values()) == ["paid 42", "paid 43", "announced 43", "took 42 back"]
+    assert len([event for event in await history(perdure_runtime) if isinstance(event, e.Rewound)]) == 2
+
+
+async def test_people_are_asked_anew(perdure_runtime: RuntimeUnderTest) -> None:
+    @workflow
+    async def agent(order: str) -> str:
+        cents = await decide(order)
+        return await perdure.with_approval(pay.call(order, cents), by="ann")
+
+    run = await perdure_runtime.start(agent.call("o"), id="r")
+    await perdure_runtime.run_dry()
+    (first,) = await perdure_runtime.requests(status="pending")
+    WORLD["policy"] = 2
+    await perdure_runtime.advance(60)
+    await perdure_runtime.approve(first.id, hash=first.hash, by="ann")
+    await perdure_runtime.run_dry()
+    (second,) = await perdure_runtime.requests(status="pending")
+    assert (first.arguments["cents"], second.arguments["cents"]) == (41, 42)
+    assert DONE == {}
+    await perdure_runtime.approve(second.id, hash=second.hash, by="ann")
+    assert await run.result() == "paid 42"
+    by_id = {it.id: it.status for it in await perdure_runtime.requests(run="r")}
+    assert by_id == {first.id: "lapsed", second.id: "used"}
+    assert not verify(host_of(perdure_runtime).turns.store).damage
+
+
+async def test_a_decision_that_keeps_going_stale_is_put_to_a_person(perdure_runtime: RuntimeUnderTest) -> None:
+    readings, clock = itertools.count(), perdure_runtime.clock
+
+    @step
+    async def guess() -> int:
+        return next(readings)
+
+    @guess.premise("anything")
+    async def _() -> int:
+        return next(readings)
+
+    @step
+    async def takes_long(about: int) -> None:
+        clock.advance_to(clock.now() + 10 * SECOND)
+
+    @workflow
+    async def agent() -> str:
+        cents = await guess()
+        await takes_long(cents)
+        return await announce(cents)
+
+    run = await perdure_runtime.start(agent.call(), id="r")
+    with pytest.raises(RunBlockedError, match="made again 10 times"):
+        await run.result()
+    assert DONE == {}
+
+
+async def test_child_runs_are_not_gone_back_over(perdure_runtime: RuntimeUnderTest) -> None:
+    @workflow
+    async def child(order: str) -> str:
+        return order
+
+    @workflow
+    async def agent(order: str) -> str:
+        cents = await decide(order)
+        await child(f"{cents}")
+        await perdure.receive("go")
+        return await pay(order, cents)
+
+    run = await perdure_runtime.start(agent.call("o"), id="r")
+    await changed_in_between(perdure_runtime, run)
+    with pytest.raises(RunBlockedError, match="made again, it gives 42; the run has started child runs since"):
+        await run.result()
+    await run.unblock("keep", by="ann")
+    assert await run.result() == "paid 41"
+
+
+@workflow
+def in_thread(order: str) -> str:
+    cents = decide_here(order)
+    think_here("tea")
+    pay_here(order, cents)
+    perdure.sync.receive("go")
+    announce_here(cents)
+    return str(cents)
+
+
+@step
+def decide_here(order: str) -> int:
+    MADE.append("decide")
+    return 40 + int(WORLD["policy"])
+
+
+@decide_here.premise("policy")
+def _(order: str) -> int:
+    return int(WORLD["policy"])
+
+
+@step
+def think_here(about: str) -> str:
+    MADE.append(f"think {about}")
+    return about
+
+
+@effect(downstream=Idempotent())
+def pay_here(order: str, cents: int) -> str:
+    DONE[perdure.operation().id] = f"paid {cents}"
+    return f"paid {cents}"
+
+
+@pay_here.key
+def _(order: str, cents: int) -> str:
+    return f"{order}:{cents}"
+
+
+@pay_here.undo
+def _(receipt: str, order: str, cents: int) -> None:
+    DONE[perdure.operation().id] = f"took {cents} back"
+
+
+@effect(downstream=Idempotent())
+def announce_here(cents: int) -> str:
+    DONE[perdure.operation().id] = f"announced {cents}"
+    return "announced"
+
+
+@announce_here.key
+def _(cents: int) -> str:
+    return str(cents)
+
+
+async def test_a_def_workflow_goes_back_as_well(perdure_runtime: RuntimeUnderTest) -> None:
+    run = await perdure_runtime.start(in_thread.call("o"), id="r")
+    await changed_in_between(perdure_runtime, run)
+    assert await run.result() == "42"
+    assert list(DONE.values()) == ["paid 41", "paid 42", "announced 42", "took 41 back"]
+    assert MADE == ["decide", "think tea", "decide"]
+
+
+# ── crashes ─────────────────────────────────────────────────────────────────────────────────
+
+
+async def goes_through(runtime: RuntimeUnderTest) -> str:
+    """The policy becomes another one while the run waits; whoever comes after a crash meets that one."""
+    run = await runtime.start(pays_twice.call("o"), id="r")
+    await runtime.run_dry()
+    WORLD["policy"] = 2
+    if not (await run.status()).is_final:
+        await runtime.advance(60)
+        await run.send("go")
+    return await run.result()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_crash_at_any_write_of_going_back_makes_no_difference(when: Literal["before", "after"]) -> None:
+    async def main() -> None:
+        for n in itertools.count(1):
+            if not await crash_at(n, when):
+                assert n > 12
+                break
+
+    run_async(main())
+
+
+async def crash_at(n: int, when: Literal["before", "after"]) -> bool:
+    WORLD["policy"] = 1
+    DONE.clear()
+    clock, death = FakeClock(), Death()
+    inner = MemoryStore(clock)
+    store = CrashingStore(inner, fail_at=n, when=when, how=death.come)
+    with QuietAboutCrashes():
+        outcome = await Mortal[str](RuntimeUnderTest(store, clock=clock, workflows=[pays_twice]), death).live(
+            goes_through
+        )
+    if death.has_come:
+        again = RuntimeUnderTest(inner.again(), clock=clock, workflows=[pays_twice])
+        outcome = await Mortal[str](again, Death()).live(goes_through)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.error, outcome.result) == (None, "42")
+    done = sorted(DONE.values())
+    assert done in (
+        ["announced 42", "paid 42"],  # it came to nothing else before the policy changed
+        ["announced 42", "paid 41", "paid 42", "took 41 back"],
+    ), (n, when, done)
+    assert not verify(inner.again()).damage
+    return death.has_come
