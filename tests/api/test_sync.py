@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure import Client, Runtime, Status, UnknownNameError, UsageError, step, workflow
+from perdure import Client, Run, Runtime, Status, UnknownNameError, UsageError, step, workflow
 from perdure.api.sync import SyncClient
 from perdure.errors import ForkedError, StoreFormatError
 from perdure.store import open_store
@@ -308,6 +308,41 @@ def test_a_child_process_is_told_to_make_its_own(tmp_path: Path) -> None:
         assert "make a new Client here" in in_a_child(client.list)
         assert in_a_child(client.close) == "None"
         assert client.list() == []
+
+
+USES: dict[str, Callable[[Runtime, Run[str]], Coroutine[Any, Any, Any]]] = {
+    "start": lambda runtime, _: runtime.start(agent.call("hello")),
+    "send": lambda _, run: run.send("answer", "world"),
+    "result": lambda _, run: run.result(),
+    "drain": lambda runtime, _: runtime.drain(max_seconds=1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("use", USES)
+def test_a_runtime_that_was_opened_before_a_fork_is_refused_after_it(use: str) -> None:
+    """With a loop of the child's own, too, as a server has that opens things before it forks."""
+
+    async def main() -> str:
+        async with Runtime(open_store(":memory:"), workflows=ALL) as runtime:
+            run = await runtime.start(agent.call("hello"))
+            return in_a_child(lambda: asyncio.run(USES[use](runtime, run)))
+
+    said = asyncio.run(main())
+    assert "ForkedError: this Runtime was opened before fork()" in said
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_runtime_is_refused_on_another_loop(use: str) -> None:
+    async def main() -> None:
+        async with Runtime(open_store(":memory:"), workflows=ALL) as runtime:
+            run = await runtime.start(agent.call("hello"))
+            with pytest.raises(UsageError, match=r"on another event loop.*run_coroutine_threadsafe.*\.sync\(\)"):
+                await asyncio.to_thread(lambda: asyncio.run(USES[use](runtime, run)))
+            await run.send("answer", "here")
+            assert await run.result(timeout=30) == "hello here"
+
+    asyncio.run(main())
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

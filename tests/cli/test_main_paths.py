@@ -9,10 +9,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
-from tests.cli.terminal import PERDURE, Terminal, environment, until
+from tests.cli.terminal import PERDURE, SECONDS_MAX, Terminal, environment, until
 
 # ── run and worker ──────────────────────────────────────────────────────────────────────────
 
@@ -88,6 +89,58 @@ def test_a_second_ctrl_c_ends_it_at_once(terminal: Terminal) -> None:
         process.says("unfinished run(s)")
         process.send(signal.SIGINT)
         assert process.ends() in {130, -signal.SIGINT}  # late in its end the signal itself ends it
+
+
+STUBBORN = """
+    import asyncio, os, pathlib, sys
+    from perdure import step, workflow
+
+    @step
+    async def stays(is_loud: bool) -> None:
+        if is_loud:
+            os.set_blocking(1, False)
+            while True:
+                try:
+                    os.write(1, b"x")
+                except BlockingIOError:
+                    break
+            os.set_blocking(1, True)
+            sys.stdout.write("and more")
+        pathlib.Path("notes").write_text("3")
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                pass
+
+    @workflow
+    async def stubborn(is_loud: bool) -> None:
+        await stays(is_loud)
+"""
+
+
+def test_what_does_not_end_by_itself_is_cut_off_and_said_to_be(terminal: Terminal) -> None:
+    (terminal.folder / "stubborn.py").write_text(textwrap.dedent(STUBBORN))
+    with terminal.begun("run", "stubborn.py", "false") as process:
+        until(lambda: terminal.notes, "the step")
+        process.send(signal.SIGTERM)
+        assert process.ends() == 143
+        assert "what did not end within two seconds was cut off; the same command, or any worker" in process.said
+
+
+def test_it_stops_while_nobody_reads_what_it_prints(terminal: Terminal) -> None:
+    """The pipe is full, and there is more to be written before the process may end in order."""
+    (terminal.folder / "stubborn.py").write_text(textwrap.dedent(STUBBORN))
+    buffered = {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        [*PERDURE, "run", "stubborn.py", "true"], cwd=terminal.folder, env=buffered, stdout=subprocess.PIPE
+    ) as process:
+        try:
+            until(lambda: terminal.notes, "the step")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS_MAX) == 143
+        finally:
+            process.kill()
 
 
 def test_somebody_decides_while_a_worker_serves(terminal: Terminal) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import random
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,6 +151,53 @@ def test_two_workflows_of_one_name_are_refused() -> None:
 
     with pytest.raises(UsageError, match="two workflows are called worker version 1"):
         on_one_store()(worker, another)
+
+
+def two_modules(folder: Path) -> tuple[Any, Any]:
+    """Two workflows of one name and version, each in a module of its own."""
+    said = {"first": "from the first", "second": "from the second"}
+    modules: list[Any] = []
+    for name, text in said.items():
+        path = folder / f"{name}_of_two.py"
+        path.write_text(f"import perdure\n\n@perdure.workflow\nasync def twin() -> str:\n    return {text!r}\n")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        modules.append(module)
+    return modules[0].twin, modules[1].twin
+
+
+TWINS = r"two workflows are called twin version 1: first_of_two\.twin and second_of_two\.twin: give one another name="
+
+
+def test_a_child_is_never_mistaken_for_another_workflow_of_its_name(tmp_path: Path) -> None:
+    first, second = two_modules(tmp_path)
+
+    @workflow(name="parent")
+    async def parent() -> str:
+        return str(await second())
+
+    with pytest.raises(UsageError, match=TWINS):
+        on_one_store()(first, parent)
+    with pytest.raises(UsageError, match=TWINS):
+        on_one_store()(first, second)
+
+
+def test_what_is_started_is_never_mistaken_for_another_workflow_of_its_name(tmp_path: Path) -> None:
+    first, second = two_modules(tmp_path)
+    again, _ = two_modules(tmp_path)  # the first module once more, as when a program imports itself
+
+    async def main() -> None:
+        async with on_one_store()(first) as runtime:
+            with pytest.raises(UsageError, match=TWINS):
+                await runtime.start(second.call())
+            assert await runtime.list() == []
+            for call in (first.call(), again.call()):
+                assert await (await runtime.start(call)).result(timeout=10) == "from the first"
+
+    run_async(main())
 
 
 def test_a_delayed_start() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -24,6 +25,7 @@ from perdure.decisions import Authority
 from perdure.decisions.authority import Roles, authority_of
 from perdure.errors import (
     DeclarationError,
+    ForkedError,
     OperationNotInDoubt,
     PerdureBug,
     RunBlockedError,
@@ -424,7 +426,7 @@ class Run(Generic[RESULT]):
         )
         self._client._mailed()
         if isinstance(outcome, Ended):
-            raise RunFinishedError(f"run {self.id} has {outcome.status}: it takes no {kind} any more")
+            raise RunFinishedError(f"run {self.id} {outcome.status.ended}: it takes no {kind} any more")
         if isinstance(outcome, Missing):
             raise UnknownNameError("run", self.id, self._client._near(self.id))
 
@@ -475,7 +477,7 @@ class Client:
         if self._open is not None and not self._loop.is_closed():
             name = type(self).__name__
             raise UsageError(f"this {name} is open already: share it, or make another {name} for the other place")
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
         self._open = self._opened()
         self._endings_open = self._make_endings(self._open)
         return self
@@ -799,7 +801,23 @@ class Client:
             raise UsageError(
                 f"this {type(self).__name__} is not open: use it as `async with {type(self).__name__}(...) as ...:`"
             )
+        self._refuse_other_loops()
         return self._endings_open
+
+    def _refuse_other_loops(self) -> None:
+        """What waits here is woken on the loop on which this was opened: on another one it would wait for ever."""
+        loop = asyncio._get_running_loop()  # pyright: ignore[reportPrivateUsage]
+        if loop is None or loop is self._loop:
+            return
+        name = type(self).__name__
+        if os.getpid() != self._pid:
+            raise ForkedError(
+                f"this {name} was opened before fork(), and its loop is not in this child: open another one here"
+            )
+        raise UsageError(
+            f"this {name} was opened on another event loop: hand the call over by asyncio.run_coroutine_threadsafe(), "
+            f"or open a Client on this loop; for threads there is {name}(...).sync()"
+        )
 
     async def _read(self, function: Callable[[], R]) -> R:
         self._store  # noqa: B018  (not open: say so here, not in a thread)
@@ -864,12 +882,17 @@ def _by_key(workflows: Iterable[Any]) -> dict[tuple[str, int], WorkflowSpec]:
             raise UsageError(f"workflows=[{workflow!r}]: not a workflow; decorate it with @perdure.workflow")
         other = known.setdefault(spec.key, spec)
         if other.function is not spec.function:
-            first, second = other.function, spec.function
-            raise UsageError(
-                f"two workflows are called {spec.label}: {first.__module__}.{first.__qualname__} and "
-                f"{second.__module__}.{second.__qualname__}: give one another name= or version="
-            )
+            raise namesakes(other, spec)
     return known
+
+
+def namesakes(one: WorkflowSpec, other: WorkflowSpec) -> UsageError:
+    """What is said of two workflows of one name and version."""
+    first, second = one.function, other.function
+    return UsageError(
+        f"two workflows are called {one.label}: {first.__module__}.{first.__qualname__} and "
+        f"{second.__module__}.{second.__qualname__}: give one another name= or version="
+    )
 
 
 def _delay_seconds(delay: timedelta | float) -> float:

@@ -222,7 +222,7 @@ def check_sent(outcome: Outcome | None, sent: Decide) -> None:
                 f"request {sent.approval_id} of run {sent.run_id}: {told}; nothing was changed", sent.approval_id, why
             )
         case Ended(status):
-            raise RunFinishedError(f"run {sent.run_id} has {status}: it takes no decision any more")
+            raise RunFinishedError(f"run {sent.run_id} {status.ended}: it takes no decision any more")
         case Missing():
             raise UnknownNameError("run", sent.run_id)
         case _:

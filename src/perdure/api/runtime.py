@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from perdure.api.calls import Call
-from perdure.api.client import Client, Run, refuse_in_workflow_code
+from perdure.api.client import Client, Run, namesakes, refuse_in_workflow_code
 from perdure.api.spending import rules_from
 from perdure.api.surroundings import Tools, surroundings, within
 from perdure.clock import Clock
@@ -122,6 +122,7 @@ class Runtime(Client):
             spending=rules_from(budgets, prices),
         )  # fmt: skip
         self._catalog = catalog_of(self._workflows)
+        self._refuse_namesakes()
         self._host_open: Host | None = None
         self._announcer: Announcer | None = None
         self._starting = 0
@@ -217,6 +218,7 @@ class Runtime(Client):
         refuse_in_workflow_code(type(self).__name__)
         if self._host_open is None:
             raise UsageError("this Runtime is not open: use it as `async with Runtime(...) as runtime:`")
+        self._refuse_other_loops()
         return self._host_open
 
     # ── how a Runtime does what a Client does ────────────────────────────────────────────────
@@ -265,7 +267,22 @@ class Runtime(Client):
         if self._host_open is not None:
             self._host_open.be_unsure()
 
+    def _refuse_namesakes(self) -> None:
+        """A child that is another workflow than the one of its name and version here would be mistaken for it."""
+        from perdure.api.source import durable_in
+
+        for workflow in self._workflows.values():
+            for child in durable_in(workflow.function):
+                if isinstance(child.spec, WorkflowSpec):
+                    self._refuse_namesake(child.spec)
+
+    def _refuse_namesake(self, spec: WorkflowSpec) -> None:
+        known = self._workflows.get(spec.key)
+        if known is not None and not _is_same_code(known, spec):
+            raise namesakes(known, spec)
+
     def _declared(self, spec: WorkflowSpec) -> WorkflowSpec:
+        self._refuse_namesake(spec)
         known = self._workflows.get(spec.key)
         return known if known is not None and known.function is spec.function else spec
 
@@ -301,6 +318,12 @@ class Runtime(Client):
 
     def _spec_of(self, info: RunInfo) -> WorkflowSpec | None:
         return self._catalog.get((info.workflow, info.version))
+
+
+def _is_same_code(one: WorkflowSpec, other: WorkflowSpec) -> bool:
+    """Whether they are one function that was loaded twice: again, or as a program and as a module."""
+    first, second = one.function, other.function
+    return (first.__code__.co_filename, first.__qualname__) == (second.__code__.co_filename, second.__qualname__)
 
 
 def _handlers(given: Mapping[str, Handler] | None) -> Mapping[str, Handler]:

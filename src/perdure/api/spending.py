@@ -83,7 +83,7 @@ def raise_letter(
 ) -> ControlLetter:  # fmt: skip
     """The letter that sets new limits. Whatever is wrong with them is said here, and nothing is sent."""
     if info.status.is_final:
-        raise RunFinishedError(f"run {info.run_id} has {info.status}: it spends nothing any more")
+        raise RunFinishedError(f"run {info.run_id} {info.status.ended}: it spends nothing any more")
     recordable(by, what="raise_budget(by=)")
     limits = _limits(wall=wall, cost=cost, **counts)
     account, stuck = _account_of(store, info)

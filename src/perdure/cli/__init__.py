@@ -13,6 +13,7 @@ demo/      demo
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sys
 
 
@@ -21,6 +22,8 @@ def main() -> None:
     for package in ("typer", "rich"):
         if importlib.util.find_spec(package) is None:
             sys.exit(f'perdure: the command line needs {package}: pip install "perdure[cli]"')
-    from perdure.cli.app import app
-
+    try:
+        from perdure.cli.app import app
+    except KeyboardInterrupt:  # the commands take some time to be loaded, and say so themselves later
+        sys.exit(128 + signal.SIGINT)
     app(prog_name="perdure")

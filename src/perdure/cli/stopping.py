@@ -4,6 +4,7 @@ effects that were sent are seen through, not yet."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -13,11 +14,12 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, TypeVar
 
-from perdure.cli.exits import Stopped
+from perdure.cli.exits import Stopped, complain
 
 T = TypeVar("T")
 
-STOP_SECONDS_MAX = 1.9
+STOP_SECONDS_MAX = 1.8
+LAST_WORDS_SECONDS_MAX = 0.1
 LOOK_SECONDS = 0.05
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -31,7 +33,7 @@ def run_until_stopped(
     than two seconds after `is_kept()` has come to an end; a second signal ends it at once. Handlers are those of
     Python, not of the loop, so that they are called while the code of a workflow spins, too.
     """
-    stop = _Stop(is_kept)
+    stop = _Stop(is_kept, hint)
     before = {number: signal.signal(number, stop) for number in SIGNALS}
     try:
         return asyncio.run(stop.watched(main))
@@ -47,8 +49,9 @@ def run_until_stopped(
 class _Stop:
     """The handler of both signals."""
 
-    def __init__(self, is_kept: Callable[[], bool]) -> None:
+    def __init__(self, is_kept: Callable[[], bool], hint: str) -> None:
         self._is_kept = is_kept
+        self._hint = hint
         self.signal: int | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -61,12 +64,15 @@ class _Stop:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
-            _cut_off(number)
+            _cut_off(number, f"stopped at once{self._way_on}")
         self.signal = number
         threading.Thread(target=self._cut_off_later, args=[number], daemon=True).start()
         if self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)
 
+    @property
+    def _way_on(self) -> str:
+        return f"; {self._hint}" if self._hint else ""
 
     def _cut_off_later(self, number: int) -> None:
         until = time.monotonic() + STOP_SECONDS_MAX
@@ -74,10 +80,21 @@ class _Stop:
             time.sleep(LOOK_SECONDS)
             if self._is_kept():
                 until = time.monotonic() + STOP_SECONDS_MAX
-        _cut_off(number)
+        _cut_off(number, f"stopped; what did not end within two seconds was cut off{self._way_on}")
 
 
-def _cut_off(number: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+def _cut_off(number: int, said: str) -> None:
+    """End the process, whatever it is doing. What is still to be written may find nobody who reads it, or the stream in
+    the hands of the very code that was interrupted: so it is tried for a moment, and by a thread of its own."""
+    last_words = threading.Thread(target=_say, args=[said], daemon=True)
+    last_words.start()
+    last_words.join(LAST_WORDS_SECONDS_MAX)
     os._exit(128 + number)
+
+
+def _say(said: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        complain(said)
+        sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()

@@ -30,7 +30,7 @@ def workflow_at(target: str) -> tuple[AnyWorkflow, list[AnyWorkflow]]:
     where, _, name = target.rpartition(":") if _has_name(target) else (target, "", "")
     module = load(where)
     known = workflows_in(module)
-    return (_named(module, name, known) if name else _only(where, known)), with_children(known)
+    return (_named(module, name, known) if name else _only(where, module, known)), with_children(known)
 
 
 def workflows_at(targets: Iterable[str]) -> list[AnyWorkflow]:
@@ -73,12 +73,12 @@ def _has_name(target: str) -> bool:
     return ":" in target and not target.endswith(".py")
 
 
-def _only(where: str, known: list[AnyWorkflow]) -> AnyWorkflow:
+def _only(where: str, module: ModuleType, known: list[AnyWorkflow]) -> AnyWorkflow:
     if len(known) == 1:
         return known[0]
     if not known:
         raise CommandError(f"{where} has no workflows: decorate a function with @perdure.workflow")
-    names = ", ".join(f"{where}:{workflow.name}" for workflow in known)
+    names = ", ".join(f"{where}:{name}" for name, value in vars(module).items() if value in known)
     raise CommandError(f"{where} has several workflows; which of {names}?")
 
 

@@ -42,6 +42,11 @@ class Status(StrEnum):
     def is_final(self) -> bool:
         return self in FINAL
 
+    @property
+    def ended(self) -> str:
+        """Of a final one, how a sentence goes on that begins with the run: "was cancelled"."""
+        return f"was {self}" if self is Status.CANCELLED else f"has {self}"
+
 
 FINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
 
