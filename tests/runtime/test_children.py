@@ -82,6 +82,27 @@ async def awaits(name: str) -> str:
     return await waiting_child(name)
 
 
+def test_a_child_that_nobody_executes_does_not_wait_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    """Said once; and not where another worker on the store executes it."""
+
+    @workflow
+    async def twice() -> list[int]:
+        return await asyncio.gather(child(1), child(2))
+
+    async def main() -> None:
+        make = on_one_store()
+        async with make(twice) as runtime:
+            run = await runtime.start(twice.call())
+            await eventually(lambda: "waits for a child, child version 1, that no worker executes" in caplog.text)
+            async with make(child):
+                assert await run.result(timeout=30) == [1, 2]
+                async with make(twice) as again:
+                    assert await (await again.start(twice.call())).result(timeout=30) == [1, 2]
+
+    run_async(main())
+    assert caplog.text.count("that no worker executes") == 1
+
+
 def test_a_parked_parent_hears_of_its_parked_childs_end() -> None:
     async def main() -> None:
         async with on_one_store(evict_after=0)(awaits, waiting_child) as runtime:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,10 +17,13 @@ from perdure.history import events as e
 from perdure.runtime import mail
 from perdure.runtime.beginnings import new_run
 from perdure.runtime.live import Entry, LiveRun
+from perdure.specs import WorkflowSpec
 from perdure.store.protocol import FIRST_EPOCH, Exists, NewRun, RunInfo, Watch
 
 if TYPE_CHECKING:
     from perdure.runtime.turn import Turns
+
+log = logging.getLogger("perdure")
 
 
 class Children:
@@ -26,6 +31,7 @@ class Children:
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
+        self._looked_for: set[tuple[str, int]] = set()
 
     def start(self, live: LiveRun, ask: ChildAsk) -> None:
         """Start a child run: its first row and our note of it are one transaction."""
@@ -37,6 +43,8 @@ class Children:
             return
         now = max(self._turns.clock.now(), live.last_at)
         known = self._turns.catalog.get(ask.spec.key)
+        if known is None and ask.spec.key not in self._looked_for:
+            self._look_for_worker(live, ask.spec)
         is_ours = known is not None and not self._turns.is_stopping
         spec = known if known is not None and known.function is ask.spec.function else ask.spec
         new = new_run(
@@ -47,6 +55,17 @@ class Children:
         live.new_runs += (new,)
         self._record(live, ask, is_attached=False)
         live.then += (partial(self._admit_soon, new, ask.input),)
+
+    def _look_for_worker(self, live: LiveRun, spec: WorkflowSpec) -> None:
+        """A child that is not executed here waits for a worker that does; where there is none, not without a word."""
+        self._looked_for.add(spec.key)
+        with contextlib.suppress(StoreError):
+            if not any(f"{spec.name}/{spec.version}" in worker.workflows for worker in self._turns.store.workers()):
+                log.warning(
+                    "run %s waits for a child, %s, that no worker executes now: add it to workflows=[...] here, or "
+                    "start a worker that has it",
+                    live.run_id, spec.label,
+                )  # fmt: skip
 
     def _attach_to_sibling(self, live: LiveRun, ask: ChildAsk, sibling: NewRun) -> None:
         """Another call of the same turn has just asked for a child of this id."""
