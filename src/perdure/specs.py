@@ -143,7 +143,7 @@ class Retry:
             raise DeclarationError(f"Retry(jitter={self.jitter!r}): a share of the wait, between 0 and 1")
         if first > longest:
             raise DeclarationError(
-                f"Retry(first_delay={first}, max_delay={longest}): the first wait exceeds the longest"
+                f"Retry(first_delay={first}, max_delay={longest}): the first wait exceeds the longest: give max_delay="
             )
         if self.on is not None and not callable(self.on):  # pyright: ignore[reportUnnecessaryComparison]
             raise DeclarationError(f"Retry(on={self.on!r}): a function that is given the exception")

@@ -238,6 +238,6 @@ def test_a_second_signal_ends_it_at_once(office: Terminal) -> None:
         worker.send(signal.SIGTERM)
         begin = time.monotonic()
         worker.ends()
-        assert time.monotonic() - begin < 1.5
+        assert time.monotonic() - begin < 10  # the rest of the grace would be more than twenty seconds
     (row,) = json.loads(office.here("store", "effects", "--json").stdout)
     assert row["status"] == "started"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shlex
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from tests.cli.terminal import PERDURE, SECONDS_MAX, Terminal, environment, until
+from tests.cli.terminal import APP, PERDURE, SECONDS_MAX, Terminal, environment, until
 
 # ── run and worker ──────────────────────────────────────────────────────────────────────────
 
@@ -21,6 +22,25 @@ from tests.cli.terminal import PERDURE, SECONDS_MAX, Terminal, environment, unti
 def test_run_prints_the_result_and_nothing_else(terminal: Terminal) -> None:
     done = terminal.run("run", "app.py:greet", "world")
     assert (done.stdout, done.stderr) == ("hello world\n", "")
+
+
+def test_run_says_what_the_source_shows_before_it_executes_it(terminal: Terminal) -> None:
+    """A call that is not awaited never happens; also in a child, and in one line."""
+    forgotten = """
+
+    @workflow
+    async def forgets() -> int:
+        note.call(1)
+        return 4
+
+    @workflow
+    async def trusts() -> int:
+        return await forgets()
+    """
+    (terminal.folder / "app.py").write_text(textwrap.dedent(APP) + textwrap.dedent(forgotten))
+    done = terminal.run("run", "app.py:trusts")
+    assert done.stdout == "4\n"
+    assert re.fullmatch(r"perdure: .*app\.py:\d+:5: error not-awaited \(forgets\): note\.call\(.*\n", done.stderr)
 
 
 def test_a_worker_is_killed_and_another_goes_on(terminal: Terminal) -> None:

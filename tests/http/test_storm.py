@@ -78,7 +78,7 @@ def _(order: str) -> str:
     return order
 
 
-@step(retry=Retry(max_attempts=2, first_delay=0.5, jitter=0))
+@step(retry=Retry(max_attempts=2, first_delay=0.5, factor=100, jitter=0))
 async def patient() -> str:
     return await get()
 
@@ -153,28 +153,28 @@ def in_two_seconds(request: Request) -> Say:
 
 
 @pytest.mark.parametrize(
-    ("answer", "shortest", "longest"), [(Say(429, headers=(("Retry-After", "1"),)), 1, 3), (in_two_seconds, 1, 4)]
+    "answer", [Say(429, headers=(("Retry-After", "1"),)), in_two_seconds], ids=["in seconds", "as a date"]
 )
-def test_who_asks_us_to_wait_is_not_asked_before(answer: Any, shortest: float, longest: float) -> None:
-    """In seconds and as a date; the wait of one's own would be a thousandth of it."""
+def test_who_asks_us_to_wait_is_not_asked_before(answer: Any) -> None:
+    """The wait of one's own would be a thousandth of it."""
     with stub(answer, Say()) as server:
         URL[:] = [server.url]
         performed("alone")
     first, second = (request.at for request in server.requests)
-    assert shortest - 0.01 <= second - first < longest
+    assert 0.99 <= second - first < 20
 
 
 def test_after_the_last_attempt_nobody_waits(failing: Stub) -> None:
     ended = performed("patient")
     first, second = (request.at for request in failing.requests)
     assert second - first >= 0.49
-    assert ended - second < 0.9  # where one would wait, it would be a second
+    assert ended - second < 20  # where one would wait, it would be fifty seconds
 
 
 def test_no_attempt_begins_after_max_elapsed(failing: Stub) -> None:
     ended = performed("for_a_while")
     at = [request.at for request in failing.requests]
     assert len(at) > 1
-    assert at[-1] - at[0] < 2  # all thousand would take fifty seconds
+    assert at[-1] - at[0] < 20  # all thousand would take fifty seconds
     assert min(after - before for before, after in pairwise(at)) >= 0.04
-    assert ended - at[-1] < 2
+    assert ended - at[-1] < 20

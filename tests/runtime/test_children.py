@@ -87,7 +87,7 @@ def test_a_child_that_nobody_executes_does_not_wait_without_a_word(caplog: pytes
 
     @workflow
     async def twice() -> list[int]:
-        return await asyncio.gather(child(1), child(2))
+        return list(await asyncio.gather(child(1), child(2)))
 
     async def main() -> None:
         make = on_one_store()

@@ -49,7 +49,8 @@ class Gates:
     """Where a request stands still."""
 
     def __init__(self) -> None:
-        self.arrived, self.released, self.thread_released = asyncio.Event(), asyncio.Event(), threading.Event()
+        self.arrived, self.released = asyncio.Event(), asyncio.Event()
+        self.thread_arrived, self.thread_released = threading.Event(), threading.Event()
 
 
 GATES = [Gates()]
@@ -89,7 +90,10 @@ async def pay_slowly(order: str) -> str:
     return answer
 
 
-@effect(downstream=NoGuarantee(), timeout=0.05)
+ATTEMPT_SECONDS = 60
+
+
+@effect(downstream=NoGuarantee(), timeout=ATTEMPT_SECONDS)
 def pay_in_a_thread(order: str) -> str:
     op = perdure.operation()
     answer = str(request())
@@ -128,10 +132,20 @@ def row(runtime: Runtime) -> LedgerEntry:
     return only
 
 
+async def is_blocked(run: Run[Any]) -> bool:
+    return await run.status() == "blocked"
+
+
 async def blocked(run: Run[Any]) -> RunBlockedError:
     with pytest.raises(RunBlockedError) as stuck:
         await run.result(timeout=20)
     return stuck.value
+
+
+async def out_of_time(clock: FakeClock) -> None:
+    """The first attempt's request has left its thread, and then the attempt's time is up."""
+    await eventually(lambda: len(SENT) == 1)
+    clock.advance(ATTEMPT_SECONDS + 1)
 
 
 async def events(run: Run[Any], kind: type[e.Event]) -> list[Any]:
@@ -283,8 +297,10 @@ async def pays_in_a_thread() -> str:
 
 def test_a_late_answer_settles_what_a_person_is_asked_about() -> None:
     async def main() -> None:
-        async with on_one_store()(pays_in_a_thread) as runtime:
+        clock = FakeClock()
+        async with on_one_store(clock=clock)(pays_in_a_thread) as runtime:
             run = await runtime.start(pays_in_a_thread.call(), id="r")
+            await out_of_time(clock)
             assert (await blocked(run)).reason == "unknown_effect"
             GATES[0].thread_released.set()
             assert await run.result(timeout=20, wait_blocked=True) == "receipt 1"
@@ -298,9 +314,16 @@ def test_a_late_answer_settles_what_a_person_is_asked_about() -> None:
 LOOKED: list[str] = []
 
 
-@effect(downstream=CanLookUp(settle_after=0), timeout=0.3, retry=QUICK)
+def passed(clock: FakeClock) -> bool:
+    """A little time has."""
+    clock.advance(0.01)
+    return True
+
+
+@effect(downstream=CanLookUp(settle_after=0), timeout=ATTEMPT_SECONDS, retry=QUICK)
 def pay_out_of_time(order: str) -> str:
     if perdure.operation().attempt == 1:
+        GATES[0].thread_arrived.set()
         GATES[0].thread_released.wait(20)
         raise ConnectionResetError("the connection went away")
     return str(request())
@@ -328,14 +351,20 @@ def test_nothing_is_sent_again_while_a_thread_of_ours_may_still_send(ends: bool)
     LOOKED.clear()
 
     async def main() -> None:
-        async with on_one_store(grace=0.05)(pays_out_of_time) as runtime:
+        clock = FakeClock()
+        async with on_one_store(grace=0.05, clock=clock)(pays_out_of_time) as runtime:
             run = await runtime.start(pays_out_of_time.call(), id="r")
-            await eventually(lambda: len(LOOKED) == 2)
+            await eventually(GATES[0].thread_arrived.is_set)
+            clock.advance(ATTEMPT_SECONDS + 1)
+            await eventually(lambda: passed(clock) and len(LOOKED) == 2)
             if ends:
                 GATES[0].thread_released.set()
+                await eventually(lambda: passed(clock) and len(SENT) == 1)
                 assert await run.result(timeout=20) == "receipt 1"
                 assert len(LOOKED) > 2, "asked once more, after it had ended"
             else:
+                clock.advance(ATTEMPT_SECONDS)
+                await eventually(lambda: passed(clock) and row(runtime).status is EffectState.UNKNOWN)
                 assert "still runs in a thread here" in (await blocked(run)).hint
                 assert SENT == []
 
@@ -356,8 +385,10 @@ async def pays_in_a_thread_and_waits() -> str:
 
 def test_success_twice_under_two_references_keeps_both() -> None:
     async def main() -> None:
-        async with on_one_store()(pays_in_a_thread_and_waits) as runtime:
+        clock = FakeClock()
+        async with on_one_store(clock=clock)(pays_in_a_thread_and_waits) as runtime:
             run = await runtime.start(pays_in_a_thread_and_waits.call(), id="r")
+            await out_of_time(clock)
             await blocked(run)
             await run.settle("retry", by="ann")
             await eventually(lambda: has_happened(run, "effect.succeeded"))
@@ -374,8 +405,10 @@ def test_success_twice_under_two_references_keeps_both() -> None:
 
 def test_success_after_a_person_has_said_failed_is_shown_and_changes_nothing() -> None:
     async def main() -> None:
-        async with on_one_store()(pays_in_a_thread_and_waits) as runtime:
+        clock = FakeClock()
+        async with on_one_store(clock=clock)(pays_in_a_thread_and_waits) as runtime:
             run = await runtime.start(pays_in_a_thread_and_waits.call(), id="r")
+            await out_of_time(clock)
             await blocked(run)
             await run.settle("failed", by="ann", reason="not in their books")
             await eventually(lambda: has_happened(run, "effect.failed"))

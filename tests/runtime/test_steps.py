@@ -850,14 +850,15 @@ def test_a_cancelled_step_gives_its_place_to_one_that_waits() -> None:
 
 # ── threads that outlive their attempt ──────────────────────────────────────────────────────
 
-SECOND_BEGAN, FIRST_HAS_SPOKEN = threading.Event(), threading.Event()
+FIRST_BEGAN, SECOND_BEGAN, FIRST_HAS_SPOKEN = threading.Event(), threading.Event(), threading.Event()
 FIRST: list[Any] = []
 
 
-@step(timeout=0.2, retry=Retry(max_attempts=2, first_delay=0))
+@step(timeout=60, retry=Retry(max_attempts=2, first_delay=0))
 def outlives_its_attempt() -> Any:
     if perdure.attempt().number == 1:
         began = perdure.attempt().started_at
+        FIRST_BEGAN.set()
         SECOND_BEGAN.wait(20)
         FIRST.extend([perdure.attempt().number, perdure.attempt().started_at == began])
         perdure.heartbeat("from the first")
@@ -876,8 +877,11 @@ async def outlived() -> Any:
 
 def test_a_thread_that_outlives_its_attempt_speaks_for_no_other() -> None:
     async def main() -> None:
-        async with on_one_store()(outlived) as runtime:
+        clock = FakeClock()
+        async with on_one_store(clock=clock)(outlived) as runtime:
             run = await runtime.start(outlived.call(), id="r")
+            await eventually(FIRST_BEGAN.is_set)
+            clock.advance(61)
             assert await run.result(timeout=20) == [2, None]
             assert FIRST == [1, True]
             assert "step.heartbeat" not in await kinds(run)

@@ -189,10 +189,10 @@ def is_there_again(world: World) -> bool:
 
 def test_a_second_worker_beside_a_busy_one_with_a_short_lease_performs_nothing_twice(world: World) -> None:
     """The lease is renewed while the step runs, for many times its length."""
-    with world.worker("hold", life="a", lease=0.4), world.worker("serve", life="b", lease=0.4):
+    with world.worker("hold", life="a", lease=1), world.worker("serve", life="b", lease=1):
         wait_until(lambda: world.what() == ["begun one"], "the step has begun")
         began = time.monotonic()
-        wait_until(lambda: time.monotonic() - began > 1.6, "four leases are over")
+        wait_until(lambda: time.monotonic() - began > 3, "three leases are over")
         assert world.what() == ["begun one"]
         Path(f"{world.path}.one").touch()
         assert result(world, "held") == "one in life a"

@@ -13,7 +13,7 @@ import typer
 from perdure.api.calls import Call
 from perdure.api.client import Client
 from perdure.api.runtime import Runtime
-from perdure.api.script import finished, start_or_attach
+from perdure.api.script import finished, start_or_attach, with_children
 from perdure.api.workflow import AnyWorkflow
 from perdure.cli.arguments import call_of
 from perdure.cli.exits import ExitCode, complain
@@ -35,7 +35,7 @@ from perdure.cli.options import (
 from perdure.cli.outcome import outcome
 from perdure.cli.show import print_json, say
 from perdure.cli.stopping import run_until_stopped
-from perdure.cli.target import provided, providers, workflow_at
+from perdure.cli.target import provided, providers, warn_of, workflow_at
 from perdure.store import Store
 
 TargetArgument = Annotated[
@@ -77,6 +77,7 @@ def run(
     """
     workflow, known = workflow_at(target)
     call = call_of(workflow, args or (), arg or ())
+    warn_of(with_children([workflow]))
     tags, stated, held_to = tags_from(tag), scope_from(scope), policy_from(policy)
     with any_store(store) as opened:
         open_ones: list[Runtime] = []

@@ -11,6 +11,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import logging
 import sys
 import traceback
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
@@ -23,6 +24,8 @@ from perdure.api.workflow import AnyWorkflow, Step, SyncStep, SyncWorkflow, Work
 from perdure.cli.exits import CommandError
 from perdure.errors import PerdureError, UnknownNameError
 from perdure.specs import WorkflowSpec
+
+log = logging.getLogger("perdure")
 
 
 def workflow_at(target: str) -> tuple[AnyWorkflow, list[AnyWorkflow]]:
@@ -45,6 +48,16 @@ def workflows_at(targets: Iterable[str]) -> list[AnyWorkflow]:
             raise CommandError(f"{target} has no workflows: decorate a function with @perdure.workflow")
         found |= dict.fromkeys(known)
     return with_children(found)
+
+
+def warn_of(workflows: Iterable[AnyWorkflow]) -> None:
+    """Log what their source shows, before any of it runs: a call that is not awaited never happens, without a word."""
+    from perdure.audit.lint import Severity, lint_function
+
+    for workflow in workflows:
+        for finding in lint_function(workflow.spec.function):
+            if finding.severity is not Severity.INFO:
+                log.warning("%s", finding)
 
 
 def spec_among(known: Iterable[AnyWorkflow], name: str, version: int) -> WorkflowSpec | None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from perdure.api.runtime import Worker
-from perdure.api.workflow import AnyWorkflow
 from perdure.cli.exits import ExitCode, Stopped, complain
 from perdure.cli.options import (
     ModelPolicyOption,
@@ -24,10 +21,8 @@ from perdure.cli.options import (
     seconds_from,
 )
 from perdure.cli.stopping import run_until_stopped
-from perdure.cli.target import provided, providers, workflows_at
+from perdure.cli.target import provided, providers, warn_of, workflows_at
 from perdure.store import Store
-
-log = logging.getLogger("perdure")
 
 TargetsArgument = Annotated[
     list[str],
@@ -61,7 +56,7 @@ def worker(
     """
     workflows = workflows_at(targets)
     if not guard:  # checked mode does that itself
-        _lint(workflows)
+        warn_of(workflows)
     with any_store(store) as opened:
         options = {
             "workflows": workflows, "lease": seconds_from(lease, option="--lease"), "concurrent_runs": runs,
@@ -82,16 +77,6 @@ def worker(
             is_left = any(worker.unfinished for worker in open_ones)
             complain("worker stopped" if is_left else "worker stopped; no run was in its hands")
     return ExitCode.OK
-
-
-def _lint(workflows: Sequence[AnyWorkflow]) -> None:
-    """Who serves for long has the time to read the source first."""
-    from perdure.audit.lint import Severity, lint_function
-
-    for workflow in workflows:
-        for finding in lint_function(workflow.spec.function):
-            if finding.severity is not Severity.INFO:
-                log.warning("%s", finding)
 
 
 async def _serve(

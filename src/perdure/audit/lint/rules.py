@@ -96,9 +96,9 @@ _ALL = (
     ),
     Rule(
         "sync-step-call",
-        "A `def` step called in an async workflow",
+        "A `def` step or workflow called in an async workflow",
         Severity.ERROR,
-        "{it} is a `def` step: called like this in an async workflow it raises.",
+        "{it} is a plain `def`: called like this in an async workflow it raises.",
         "Write `await {it}.call(...)`: it runs in a thread.",
         "total = add(1, 2)",
         "total = await add.call(1, 2)",
