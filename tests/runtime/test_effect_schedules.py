@@ -697,9 +697,13 @@ def test_a_refusal_is_durable_before_the_wait_for_the_next_attempt(name: str, co
 
     async def main() -> None:
         CountingStore.commits = 0
-        async with Runtime(CountingStore(), workflows=[pays, pays_at_once]) as runtime:
-            call = pays.call() if name == "pay" else pays_at_once.call()
-            await (await runtime.start(call, id="r")).result(timeout=20)
+        clock = FakeClock()
+        async with Runtime(CountingStore(clock), workflows=[pays, pays_at_once], clock=clock) as runtime:
+            run = await runtime.start(pays.call() if name == "pay" else pays_at_once.call(), id="r")
+            if name == "pay":
+                await eventually(lambda: has_happened(run, "effect.not_done"))
+                clock.advance(1)
+            await run.result(timeout=20)
         assert CountingStore.commits == commits
 
     run_async(main())
