@@ -337,6 +337,12 @@ class StepSpec(msgspec.Struct, frozen=True, eq=False):
     rests: Rests | None = None
 
 
+class CallSpec(StepSpec, frozen=True, eq=False):
+    """A call of an adapter's, which no function declares: `request`, plain JSON, stands for its arguments."""
+
+    request: bytes = b"null"
+
+
 class Idempotent(msgspec.Struct, frozen=True):
     """The other side honours our key: the same request under the same key is carried out at most once."""
 

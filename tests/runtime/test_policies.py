@@ -665,3 +665,34 @@ async def test_code_cannot_acknowledge_for_people() -> None:
     async with make(tries_to) as runtime:
         with pytest.raises(UsageError, match="a person's to say"):
             await (await runtime.start(tries_to.call())).result(timeout=20)
+
+
+# ── what let it pass ────────────────────────────────────────────────────────────────────────
+
+
+DEFAULT = e.Denied("default", "1", "what cannot be taken back")
+
+
+@pytest.mark.parametrize(
+    ("policy", "passed"),
+    [(ALLOWS, e.Denied("shop", "3", "refunds")), (Policy("shop", 3), DEFAULT), (None, None),
+     (Policy("shop", 3, [Rule("large", "refund", then="approve", by="ann")]), e.Denied("shop", "3", "large"))],
+)  # fmt: skip
+def test_the_start_of_an_effect_says_what_let_it_pass(policy: Policy | None, passed: e.Denied | None) -> None:
+    async def main() -> None:
+        clock = FakeClock()
+        store = MemoryStore(clock)
+        async with RuntimeUnderTest(store, clock=clock, policy=policy) as runtime:
+            run = await runtime.start(careful.call("7", 100), id="r")
+            await runtime.run_dry()
+            (entry,) = await runtime.inbox()
+            assert entry.request is not None
+            await runtime.approve(entry.request.id, hash=entry.request.hash, by="ann")
+            await run.result()
+            history = [each.event for each in await run.history()]
+            (start,) = [event for event in history if isinstance(event, e.EffectStarted)]
+            assert start.passed == passed
+            (told,) = [each.what for each in timeline(store, 1) if each.kind == "effect.started"]
+            assert told == ("sent" if passed is None else f"sent, let pass by {passed.told}")
+
+    run_async(main())

@@ -114,6 +114,10 @@ def _by(who: str) -> str:
     return f" by {who}" if who else ""
 
 
+def _passed(by: e.Denied | None) -> str:
+    return f", let pass by {by.told}" if by is not None else ""
+
+
 def _from(who: str) -> str:
     return f" from {who}" if who else ""
 
@@ -141,9 +145,10 @@ def tell(event: e.AnyEvent) -> Told:
         case e.RunCancelled():
             return Told("cancelled by force, without running its code" if event.forced else "cancelled")
         case e.EffectStarted():
-            return Told("sent", "input", event.attempt)
+            return Told(f"sent{_passed(event.passed)}", "input", event.attempt)
         case e.EffectSucceeded():
-            return Told(f"succeeded{KNOWN_BY.get(event.how, '')}", "output", event.attempt, event.started_at)
+            how = f"{KNOWN_BY.get(event.how, '')}{_passed(event.passed)}"
+            return Told(f"succeeded{how}", "output", event.attempt, event.started_at)
         case e.StepFailed(denied=e.Denied() as denied):
             return Told(f"denied by {denied.told}", "error", event.attempt)
         case e.EffectFailed():

@@ -130,7 +130,8 @@ def identity_of(input_digest: bytes, scope: Mapping[str, str] | None) -> bytes:
 
 
 class Denied(msgspec.Struct, frozen=True, gc=False):
-    """Which rule of which policy let a call not pass."""
+    """Which rule of which policy let a call not pass; of an effect that was sent, which one let it pass (no rule: none
+    of the policy said anything about it)."""
 
     policy: str
     version: str
@@ -139,7 +140,7 @@ class Denied(msgspec.Struct, frozen=True, gc=False):
     @property
     def told(self) -> str:
         """In words."""
-        return f"policy {self.policy} version {self.version}, rule {self.rule!r}"
+        return f"policy {self.policy} version {self.version}" + (f", rule {self.rule!r}" if self.rule else "")
 
 
 class StepStarted(Keyed, frozen=True, omit_defaults=True, gc=False, tag="step.started"):
@@ -212,20 +213,22 @@ class CallCancelled(Keyed, frozen=True, omit_defaults=True, gc=False, tag="call.
 
 class EffectStarted(StepStarted, frozen=True, omit_defaults=True, gc=False, tag="effect.started"):
     """An attempt is about to be sent; durable before it is. `operation` is its id in the ledger, `approval` that of
-    the approval which it uses up, `check` the number of the last check of what the run's decisions rest on."""
+    the approval which it uses up, `check` the number of the last check of what the run's decisions rest on. `passed`:
+    what let it pass, where a policy is set."""
 
     operation: str = ""
     business_key: str = ""
     revision: int = 0
     approval: str = ""
     check: int = 0
+    passed: Denied | None = None
 
 
 class EffectSucceeded(StepCompleted, frozen=True, omit_defaults=True, gc=False, tag="effect.succeeded"):
     """`how` it is known: returned, found (by look-up), late (the attempt answered after it was given up for lost),
     settled (by a person) or reused (from the ledger). `reference`: what the other side calls it. `undoes`: the
-    operation that it took back, if it is the undoing of another effect. `approval`: used up by it, where the effect has
-    no start of its own."""
+    operation that it took back, if it is the undoing of another effect. `approval`: used up by it, and `passed`: what
+    let it pass, where the effect has no start of its own."""
 
     operation: str = ""
     business_key: str = ""
@@ -233,6 +236,7 @@ class EffectSucceeded(StepCompleted, frozen=True, omit_defaults=True, gc=False, 
     how: str = "returned"
     undoes: str = ""
     approval: str = ""
+    passed: Denied | None = None
 
 
 class EffectFailed(StepFailed, frozen=True, omit_defaults=True, gc=False, tag="effect.failed"):

@@ -73,7 +73,7 @@ class EffectFlight(Flight):
 
     __slots__ = (
         "approval", "before", "checked_at", "effects", "entry", "is_cancelled", "is_in_transaction", "is_under_way",
-        "operations", "undone",
+        "operations", "passed", "undone",
     )  # fmt: skip
     ask: EffectAsk
     entry: LedgerEntry
@@ -83,6 +83,8 @@ class EffectFlight(Flight):
     """The row of the approval that it uses up, once it has."""
     checked_at: int
     """When it was last asked whether it may be sent."""
+    passed: e.Denied | None
+    """What let it pass then, where a policy is set."""
     before: tuple[LedgerEntry, Standing | None, bool, int]
     """Its row, where it stood, whether its call is recorded, and its number, before it was sent."""
 
@@ -91,7 +93,7 @@ class EffectFlight(Flight):
         self.effects = self.handler = effects
         self.is_cancelled = self.is_in_transaction = self.is_under_way = False
         self.operations: dict[int, Operation] = {}
-        self.undone = self.approval = None
+        self.undone = self.approval = self.passed = None
         self.checked_at, self.uses = 0, ()
 
     @property
@@ -382,6 +384,7 @@ class Effects:
             e.EffectStarted(
                 *ask.key, ask.name, ask.use, digest, view, kept, entry.attempts, entry.operation_id, ask.business_key,
                 entry.revision, entry.approval, live.execution.known.decisions.checks if live.has_decisions else 0,
+                flight.passed,
             ),
             entry, input=packed if kept else None, approval=flight.approval,
         )  # fmt: skip

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -28,7 +28,7 @@ from perdure.gates.policy import Asked, Policy, Verdict
 from perdure.gates.ruling import Ruling, Source, judge, lacking
 from perdure.history import events as e
 from perdure.runtime.live import Entry, LiveRun
-from perdure.specs import EffectSpec, StepSpec
+from perdure.specs import CallSpec, EffectSpec, StepSpec
 from perdure.store.protocol import Note, OverRate, Use
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Gates:
     def effect(self, flight: EffectFlight) -> PolicyDenied | None:
         """Why an effect may not be sent now; None if it may. What it counts against is noted in the flight."""
         live, ask, spec = flight.live, flight.ask, flight.spec
-        flight.checked_at, flight.uses = self._turns.clock.now(), ()
+        flight.checked_at, flight.uses, flight.passed = self._turns.clock.now(), (), None
         policies = self.policies(live)
         if not policies and spec.reversible:
             return None
@@ -65,7 +65,7 @@ class Gates:
         ruling = judge(policies, asked)
         refused = self._refused(live, ruling, ask.label, spec.name, ask.grant)
         if refused is None:
-            flight.uses = ruling.uses
+            flight.uses, flight.passed = ruling.uses, _passed_by(ruling, policies)
         return refused
 
     def is_old(self, flight: EffectFlight) -> bool:
@@ -209,6 +209,14 @@ def denied_of(refused: PolicyDenied) -> e.Denied:
     return e.Denied(refused.policy, refused.version, refused.rule)
 
 
+def _passed_by(ruling: Ruling, policies: Sequence[Policy]) -> e.Denied | None:
+    """What let a call pass: the rule that allows it, or that wants the approval which it has; or the policy of which no
+    rule says anything about it. None where there is no policy."""
+    if not policies or ruling.source is not None:
+        return ruling.source if policies else None
+    return e.Denied(policies[0].name, str(policies[0].version), "")
+
+
 def _denied(label: str, source: Source, why: str, name: str = "", way: str = "") -> PolicyDenied:
     told = f"{label}: denied by {source.told}: {why}; nothing of it happened" + (f"; {way}" if way else "")
     return PolicyDenied(told, name or label, source.policy, source.version, source.rule, why)
@@ -217,7 +225,11 @@ def _denied(label: str, source: Source, why: str, name: str = "", way: str = "")
 def arguments_of(spec: StepSpec, raw: bytes) -> Mapping[str, Any]:
     """The arguments of a call as policies see them: plain JSON, by parameter, with the defaults of what was left out.
 
-    A default that cannot be recorded is not there for them: what is said about it cannot be judged."""
+    A default that cannot be recorded is not there for them: what is said about it cannot be judged. A call that no
+    function declares has the fields of its request."""
+    if isinstance(spec, CallSpec):
+        request = _PLAIN.loads(spec.request)
+        return cast("dict[str, Any]", request) if isinstance(request, dict) else {"request": request}
     args, kwargs = spec.arguments.loads(raw)
     bound = inspect.signature(spec.function).bind(*args, **kwargs)
     bound.apply_defaults()

@@ -209,6 +209,7 @@ class _Body:
         event = e.EffectSucceeded(
             *ask.key, ask.name, ask.use, output.digest, packed_in.digest, ask.view, kept, flight.number,
             entry.started_at, entry.operation_id, ask.business_key, reference, "returned", ask.undoes, entry.approval,
+            flight.passed,
         )  # fmt: skip
         undone = flight.undone and flight.undone.undone_by(entry.operation_id, now=self._now)
         recorded = Entry(

@@ -1,34 +1,41 @@
-"""What an adapter performs in the calling thread, recorded as a step is."""
+"""What an adapter performs in the calling thread: a step like any other, but for where its body runs.
+
+    the thread: submit ──────────────▶ wait ◀─ go ─┐      perform() ──▶ wait ... the answer
+    the loop:            the performer ──▶ its body ┘ ◀── what came of it ┘
+
+So policies, budgets, retries and the record are those of steps.
+"""
 
 from __future__ import annotations
 
-import concurrent.futures
+import asyncio
 import queue
-import random
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from perdure.clock import MICROSECONDS, when
-from perdure.codec import arguments_codec_for, codec_for, dump_exception, pack
-from perdure.codec.exceptions import message_of
-from perdure.errors import EncodeError
-from perdure.history import events as e
-from perdure.http.classify import classify
+import msgspec
+
+from perdure.codec import arguments_codec_for, codec_for
+from perdure.errors import UsageError
 from perdure.http.sender import SENDER
-from perdure.runtime.attempt import ATTEMPT, LANE, Attempt, Outgoing
-from perdure.runtime.hosted.records import Record
-from perdure.runtime.hosted.request import Request, load_with
-from perdure.runtime.hosted.unwound import Unwound
-from perdure.runtime.retrying import Again, next_attempt
-from perdure.specs import Retry, StepSpec
+from perdure.runtime.attempt import ATTEMPT, LANE, HasAttempt, Outgoing
+from perdure.runtime.hosted.request import Request, load_with, running_loop
+from perdure.specs import CallSpec, Retry, Usage
 
 if TYPE_CHECKING:
+    from perdure.http.sender import Sender
     from perdure.runtime.hosted.journal import Journal
 
 
-_ANSWERED = -1
-"""The record has the answer: nothing is to be performed."""
+NO_LIMIT_SECONDS = 366 * 86_400.0
+"""A thread cannot be stopped, and a second attempt would have to wait for it: so there is no timeout."""
+
+Performed = tuple[Any, BaseException | None]
+"""What `perform()` gave, or what it raised."""
+
+Go = tuple["HasAttempt | None", "Sender | None", "asyncio.Future[Performed]"]
+"""Perform it now: in whose name, and where to say what came of it."""
 
 
 class PerformedHere:
@@ -36,114 +43,61 @@ class PerformedHere:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._live, self._turns = journal.live, journal.turns
 
-    def call(self, name: str, request: Any, perform: Callable[[], Any], retry: Retry, hint: Any) -> Any:
+    def call(
+        self, name: str, request: Any, perform: Callable[[], Any], retry: Retry, hint: Any, uses: Usage | None
+    ) -> Any:
         """What is recorded for this request, or what `perform()` gives: see `Journal.call`."""
-        raw = codec_for(Any).dumps(request)
-        spec = StepSpec(name=name, function=perform, is_async=False, arguments=_NO_ARGUMENTS, result=codec_for(hint),
-                        retry=retry)  # fmt: skip
-        go: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-        def start(wanted: Request) -> None:
-            if not self._live.waits_for_person(wanted.key):
-                known = self._live.execution.known.attempts.get(wanted.key)
-                go.put(known.failed if known else 0)
-
-        wanted = Request(LANE.get(), name, raw, start)
+        if running_loop() is self._journal.loop:
+            raise UsageError(
+                f"journal().call({name!r}, ...) waits in its thread, and this is that of the loop that answers it: "
+                "make it a step and await that, or call it from a thread"
+            )
+        go: queue.SimpleQueue[Go | None] = queue.SimpleQueue()
+        spec = CallSpec(
+            name=name, function=partial(_performed_elsewhere, go), is_async=True, arguments=_NO_ARGUMENTS,
+            result=codec_for(hint), retry=retry, timeout_seconds=NO_LIMIT_SECONDS, uses=uses,
+            request=codec_for(Any).dumps(request),
+        )  # fmt: skip
+        steps = self._journal.steps
+        wanted = Request(LANE.get(), name, spec.request, lambda wanted: steps.perform(wanted, spec, _NO_INPUT))
         wanted.load = load_with(spec.result, spec.raises)
-        wanted.future.add_done_callback(lambda done: go.put(_ANSWERED))
+        wanted.future.add_done_callback(lambda done: go.put(None))
         self._journal.submit(wanted)
-        while (failed := go.get()) != _ANSWERED:  # again after a person has decided so
-            self._perform(wanted, spec, perform, failed)
+        while (turn := go.get()) is not None:  # once for each attempt
+            self._journal.call_soon(partial(_hand_over, turn[-1], _perform(perform, turn)))
         return wanted.future.result()
 
-    def _perform(self, wanted: Request, spec: StepSpec, perform: Callable[[], Any], failed: int) -> None:
-        """Attempt after attempt, in the thread that asked."""
-        first_at = self._turns.clock.now()
-        while not wanted.future.done():
-            failed += 1
-            started_at = self._turns.clock.now()
-            raw, error = self._try(wanted, spec, perform, failed, started_at)
-            if error is None:
-                self._report(wanted, e.StepCompleted, raw, failed, started_at)
-                return
-            if isinstance(error, EncodeError):
-                raw = dump_exception(error.about(f"the result of {spec.name}()"), ())
-                self._report(wanted, e.StepFailed, raw, failed, started_at)
-                return
-            now, raw = self._turns.clock.now(), dump_exception(error, spec.raises)
-            decision = next_attempt(
-                spec.retry, attempt=failed, first_at=first_at, now=now, failure=classify(error, now=now),
-                random=random.random(),
-            )  # fmt: skip
-            if not isinstance(decision, Again):
-                if decision.needs_person:
-                    self._block(wanted, failed, message_of(error))
-                else:
-                    self._report(wanted, e.StepFailed, raw, failed, started_at)
-                return
-            more = {"retry_at": decision.at, "first_at": first_at}
-            self._report(wanted, e.AttemptFailed, raw, failed, started_at, **more).result()
-            time.sleep(max(0.0, (decision.at - now) / MICROSECONDS))
 
-    def _try(
-        self, wanted: Request, spec: StepSpec, perform: Callable[[], Any], number: int, started_at: int
-    ) -> tuple[bytes, Exception | None]:
-        """One attempt: what it gives, or what it raises."""
-        attempt = Attempt(
-            self._live.run_id, self._live.info.workflow, wanted.name, f"{wanted.key[0]}/{wanted.name}", number,
-            spec.retry.max_attempts, when(started_at), lambda details: None, lambda hint: None, {},
-            lambda use: None,
-        )  # fmt: skip
-        token = ATTEMPT.set(attempt)
-        sender = SENDER.set(Outgoing(attempt, number, started_at, None, self._turns.clock.now))
-        try:
-            return spec.result.dumps(perform()), None
-        except Exception as error:
-            return b"", error
-        finally:
-            ATTEMPT.reset(token)
-            SENDER.reset(sender)
+async def _performed_elsewhere(go: queue.SimpleQueue[Go | None]) -> Any:
+    """The body: let the thread that made the call perform it, and wait for that."""
+    done: asyncio.Future[Performed] = asyncio.get_running_loop().create_future()
+    sender = SENDER.get()
+    go.put((ATTEMPT.get(), sender, done))
+    value, error = await done
+    if error is not None:
+        raise error
+    return value
 
-    def _report(
-        self, wanted: Request, kind: Any, raw: bytes, attempt: int, started_at: int, **more: int
-    ) -> concurrent.futures.Future[None]:
-        """Report what came of an attempt. What is given is done when that is durable: before another one begins."""
-        durable: concurrent.futures.Future[None] = concurrent.futures.Future()
 
-        def is_durable() -> None:
-            if durable in self._journal.expected:
-                self._journal.no_longer_expects(durable)
+def _perform(perform: Callable[[], Any], turn: Go) -> Performed:
+    """One attempt, in the calling thread."""
+    attempt, sender, _ = turn
+    if isinstance(sender, Outgoing):
+        sender = msgspec.structs.replace(sender, until=None)
+    here, sending = ATTEMPT.set(attempt), SENDER.set(sender)
+    try:
+        return perform(), None
+    except BaseException as error:
+        return None, error
+    finally:
+        ATTEMPT.reset(here)
+        SENDER.reset(sending)
 
-        def report() -> None:
-            if self._journal.is_closed:
-                durable.set_exception(Unwound("this section is over"))
-                return
-            self._journal.expected.add(durable)
-            self._live.then += (is_durable,)
-            output = pack(raw, self._live.execution.memo)
-            kept = wanted.packed if wanted.record is None else None
-            wanted.record = wanted.record or Record(wanted.key, wanted.lane, wanted.name, wanted.digest, None, 0, None)
-            event = kind(
-                *wanted.key, wanted.name, wanted.key[1] + 1, output=output.digest, attempt=attempt,
-                started_at=started_at,
-                input=None if kept is None else kept.digest, **more,
-            )  # fmt: skip
-            self._turns.report(
-                self._live, event, raw=raw, output=output, input=kept, delivers=kind is not e.AttemptFailed
-            )
 
-        self._journal.call_soon(report)
-        return durable
-
-    def _block(self, wanted: Request, attempt: int, question: str) -> None:
-        def block() -> None:
-            if not self._journal.is_closed:
-                hint = f"{wanted.key[0]}/{wanted.name}#{wanted.key[1] + 1}: {question}"
-                self._journal.people.block(wanted, "needs_person", hint, attempt)
-
-        self._journal.call_soon(block)
+def _hand_over(done: asyncio.Future[Performed], performed: Performed) -> None:
+    if not done.done():  # else the run has left this process, or the call is cancelled
+        done.set_result(performed)
 
 
 def _nothing() -> None:
@@ -151,3 +105,4 @@ def _nothing() -> None:
 
 
 _NO_ARGUMENTS = arguments_codec_for(_nothing)
+_NO_INPUT = _NO_ARGUMENTS.dumps((), {})

@@ -40,7 +40,7 @@ from perdure.runtime.hosted.steps import HostedSteps
 from perdure.runtime.hosted.unwound import Unwound
 from perdure.runtime.hosted.waits import HostedWaits
 from perdure.runtime.live import LiveRun
-from perdure.specs import Retry, StepSpec, WorkflowSpec
+from perdure.specs import Retry, StepSpec, Usage, WorkflowSpec
 
 if TYPE_CHECKING:
     from perdure.runtime.sections import Sections
@@ -612,12 +612,14 @@ class Journal:
     # ── children that are not waited for at once ─────────────────────────────────────────────
     # ── waits ────────────────────────────────────────────────────────────────────────────────
     def call(
-        self, name: str, request: Any, perform: Callable[[], Any], *, retry: Retry | None = None, hint: Any = Any
-    ) -> Any:
+        self, name: str, request: Any, perform: Callable[[], Any], *, retry: Retry | None = None, hint: Any = Any,
+        uses: Usage | None = None,
+    ) -> Any:  # fmt: skip
         """For adapters: record what `perform()` gives for this request (plain JSON), or answer it from the record.
 
-        `perform` runs in the calling thread, as the body of a step: what it calls in turn is not recorded."""
-        return self.here.call(name, request, perform, retry or Retry(), hint)
+        `perform` runs in the calling thread, as the body of a step: what it calls in turn is not recorded. `uses`: what
+        one attempt is expected to use, for budgets. Policies see the fields of the request as arguments."""
+        return self.here.call(name, request, perform, retry or Retry(), hint, uses)
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Have something done on the host loop, from a thread of hosted code."""

@@ -85,12 +85,12 @@ class HostedPeople:
             except StoreError as error:
                 self._turns.contain(self._live, error)
 
-    def block(self, wanted: Request, reason: str, hint: str, attempt: int = 1) -> None:
+    def block(self, wanted: Request, reason: str, hint: str) -> None:
         """A person decides what becomes of this call. Its start is recorded with the question: by its number the answer
         finds it again after a restart."""
         of = (*wanted.key, wanted.name, wanted.key[1] + 1)
         if wanted.record is None:
             wanted.record = Record(wanted.key, wanted.lane, wanted.name, wanted.digest, None, 0, None)
-            started = e.StepStarted(*of, wanted.digest, attempt=attempt)
+            started = e.StepStarted(*of, wanted.digest, attempt=1)
             self._turns.report(self._live, started, input=wanted.packed)
         self._turns.parking.block_asked(self._live, e.RunBlocked(reason, hint, *of))

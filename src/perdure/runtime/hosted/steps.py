@@ -61,6 +61,12 @@ class HostedSteps:
                 request.hears = saga.join(request, spec, raw)
         return request
 
+    def perform(self, request: Request, spec: StepSpec, raw: bytes) -> None:
+        """Perform a step that no function of the user's declares."""
+        if not self._live.waits_for_person(request.key):
+            ask = self._as_ask(request, spec, raw, None, None, None)
+            self._turns.performer.start(self._live, ask)
+
     def _as_ask(
         self, request: Request, spec: StepSpec, raw: bytes, business_key: str | None, undoing: Undoing | None,
         grant: Grant | None,
