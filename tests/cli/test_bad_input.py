@@ -141,10 +141,10 @@ def test_numbers_that_only_mean_everything(prepared: Terminal) -> None:
 
 
 PYPROJECTS = {
-    '[tool.perdure]\nstor = "x.db"': "[tool.perdure] has stor; it takes one key, as in store =",
-    "[tool.perdure]\nstore = 7": "[tool.perdure] has store = 7; it takes one key",
-    '[tool.perdure]\nstore = ""': "[tool.perdure] has store = ''; it takes one key",
-    "[tool]\nperdure = 1": "[tool.perdure] has perdure = ...; it takes one key",
+    '[tool.perdure]\nstor = "x.db"': "[tool.perdure] has stor; it takes store =",
+    "[tool.perdure]\nstore = 7": "[tool.perdure] has store = 7; it takes store =",
+    '[tool.perdure]\nstore = ""': "[tool.perdure] has store = ''; it takes store =",
+    "[tool]\nperdure = 1": "[tool.perdure] has perdure = ...; it takes store =",
     "[tool.perdure\n": "cannot be read, so [tool.perdure] store is unknown",
 }
 

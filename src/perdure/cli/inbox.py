@@ -19,10 +19,18 @@ from perdure.api.requests import RequestSummary
 from perdure.api.spending import BudgetSummary
 from perdure.api.workflow import AnyWorkflow
 from perdure.cli.arguments import fitting_value, plain_value
-from perdure.cli.exits import CommandError, ExitCode
-from perdure.cli.options import AppOption, JsonOption, RunArgument, StoreOption, existing_store, seconds_from
+from perdure.cli.exits import CommandError, ExitCode, complain
+from perdure.cli.options import (
+    AppOption,
+    AuthorityOption,
+    JsonOption,
+    RunArgument,
+    StoreOption,
+    existing_store,
+    seconds_from,
+)
 from perdure.cli.show import json_text, moment, paragraph, print_json, say, short, tell
-from perdure.cli.target import spec_among, workflows_at
+from perdure.cli.target import authority_at, spec_among, workflows_at
 from perdure.store import Store
 
 Choice = Literal["retry", "value", "fail", "reuse", "keep"]
@@ -191,6 +199,7 @@ def unblock(
     by: Annotated[str, typer.Option("--by", help="Who decides; it stands in the history.")] = "",
     reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
     app: AppOption = None,
+    authority: AuthorityOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> ExitCode:
@@ -198,7 +207,9 @@ def unblock(
     choice = _one_choice(retry=retry, value=value is not None, fail=fail, reuse=reuse, keep=keep)
     known = [] if app is None else workflows_at([app])
     with existing_store(store) as opened:
-        entry = asyncio.run(_decide(opened, known, run, choice, value, call, by, reason))
+        judges = authority_at(authority)
+        entry = asyncio.run(_decide(opened, judges, known, run, choice, value, call, by, reason))
+    _tell_unjudged(judges, by)
     what = f"told run {run}{f', {entry.call}' if entry.call else ''}: {choice}; {entry.choices[choice]}"
     tell(what, {"run": run, "call": entry.call, "choice": choice}, as_json=json)
     return ExitCode.OK
@@ -215,11 +226,11 @@ def _one_choice(**given: bool) -> Choice:
 
 
 async def _decide(
-    store: Store, known: Iterable[AnyWorkflow], run_id: str, choice: Choice, value: str | None, call: str | None,
-    by: str, reason: str,
+    store: Store, authority: Any, known: Iterable[AnyWorkflow], run_id: str, choice: Choice, value: str | None,
+    call: str | None, by: str, reason: str,
 ) -> InboxEntry:  # fmt: skip
     """The entry that was decided."""
-    async with Client(store) as client:
+    async with Client(store, authority=authority) as client:
         run = await client.get(run_id)
         entries = [entry for entry in await client.inbox() if entry.request is None]
         entry = _entry_of(run_id, entries, call, str(await run.status()))
@@ -273,6 +284,7 @@ def raise_budget(
     ] = None,
     by: Annotated[str, typer.Option("--by", help="Who decides; it stands in the history.", show_default=False)] = "",
     reason: Annotated[str, typer.Option("--reason", help="Why.")] = "",
+    authority: AuthorityOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> ExitCode:  # fmt: skip
@@ -283,18 +295,27 @@ def raise_budget(
     seconds = None if wall is None else seconds_from(wall, option="--wall")
 
     async def decide() -> None:
-        async with Client(opened) as client:
+        async with Client(opened, authority=judges) as client:
             await client.raise_budget(
                 run, tokens=tokens, cost=cost, effects=effects, steps=steps, wall=seconds, by=by, reason=reason,
                 budget=budget,
             )  # fmt: skip
 
     with existing_store(store) as opened:
+        judges = authority_at(authority)
         asyncio.run(decide())
+    _tell_unjudged(judges, by)
     limits = {unit: limit for unit, limit in given.items() if limit is not None}
     shown = ", ".join(f"{unit} {limit}" for unit, limit in limits.items())
     tell(f"told run {run}: budget raised to {shown}, by {by}", {"run": run, "limits": limits, "by": by}, as_json=json)
     return ExitCode.OK
+
+
+def _tell_unjudged(authority: Any, by: str) -> None:
+    """Where nobody could judge it, a decision that was sent need not count."""
+    if authority is None:
+        who = by or "whoever says so"
+        complain(f"whether {who} may decide that is judged by the worker of the run; to know it here: --authority")
 
 
 # ── effects ─────────────────────────────────────────────────────────────────────────────────
@@ -324,6 +345,7 @@ def settle(
     by: Annotated[str, typer.Option("--by", help="Who says so; it stands in the history.")] = "",
     reason: Annotated[str, typer.Option("--reason", help="How it was found out.")] = "",
     app: AppOption = None,
+    authority: AuthorityOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> ExitCode:
@@ -336,13 +358,15 @@ def settle(
     known = [] if app is None else workflows_at([app])
 
     async def decide() -> None:
-        async with Client(opened, workflows=known) as client:
+        async with Client(opened, workflows=known, authority=judges) as client:
             await client.settle(
                 run, outcome, value=given, reference=reference, operation=operation, call=call, by=by, reason=reason
             )
 
     with existing_store(store) as opened:
+        judges = authority_at(authority)
         asyncio.run(decide())
+    _tell_unjudged(judges, by)
     told = {"run": run, "operation": operation, "call": call, "outcome": outcome}
     tell(f"told run {run}: {outcome}; {SETTLE[outcome]}", told, as_json=json)
     return ExitCode.OK
@@ -379,19 +403,19 @@ OfRunOption = Annotated[
 @app.command()
 def approve(
     id: IdArgument, hash: HashOption, by: ByOption, role: RoleOption = "", comment: CommentOption = "",
-    run: OfRunOption = None, store: StoreOption = None, json: JsonOption = False,
+    run: OfRunOption = None, authority: AuthorityOption = None, store: StoreOption = None, json: JsonOption = False,
 ) -> ExitCode:  # fmt: skip
     """Approve exactly what is asked under this id. The run goes on by itself."""
-    return _said(store, json, "approve", id, hash=hash, by=by, role=role, comment=comment, run=run)
+    return _said(store, authority, json, "approve", id, hash=hash, by=by, role=role, comment=comment, run=run)
 
 
 @app.command()
 def reject(
     id: IdArgument, hash: HashOption, by: ByOption, role: RoleOption = "", comment: CommentOption = "",
-    run: OfRunOption = None, store: StoreOption = None, json: JsonOption = False,
+    run: OfRunOption = None, authority: AuthorityOption = None, store: StoreOption = None, json: JsonOption = False,
 ) -> ExitCode:  # fmt: skip
     """Reject what is asked under this id: nothing of it is done, and the workflow hears who and why."""
-    return _said(store, json, "reject", id, hash=hash, by=by, role=role, comment=comment, run=run)
+    return _said(store, authority, json, "reject", id, hash=hash, by=by, role=role, comment=comment, run=run)
 
 
 @app.command()
@@ -399,11 +423,12 @@ def answer(
     id: IdArgument,
     value: Annotated[str, typer.Argument(help="The answer: JSON, @file.json, or -.", show_default=False)],
     hash: HashOption, by: ByOption, role: RoleOption = "", comment: CommentOption = "", run: OfRunOption = None,
-    store: StoreOption = None, json: JsonOption = False,
+    authority: AuthorityOption = None, store: StoreOption = None, json: JsonOption = False,
 ) -> ExitCode:  # fmt: skip
     """Answer a question. The run goes on by itself."""
     given = plain_value(value, at="the answer")
-    return _said(store, json, "answer", id, value=given, hash=hash, by=by, role=role, comment=comment, run=run)
+    said = {"hash": hash, "by": by, "role": role, "comment": comment, "run": run}
+    return _said(store, authority, json, "answer", id, value=given, **said)
 
 
 @app.command()
@@ -411,10 +436,10 @@ def delegate(
     id: IdArgument,
     to: Annotated[str, typer.Option("--to", help="Who is to decide instead, a person or a role.", show_default=False)],
     hash: HashOption, by: ByOption, role: RoleOption = "", comment: CommentOption = "", run: OfRunOption = None,
-    store: StoreOption = None, json: JsonOption = False,
+    authority: AuthorityOption = None, store: StoreOption = None, json: JsonOption = False,
 ) -> ExitCode:  # fmt: skip
     """Hand a decision that is yours on to somebody else."""
-    return _said(store, json, "delegate", id, to=to, hash=hash, by=by, role=role, comment=comment, run=run)
+    return _said(store, authority, json, "delegate", id, to=to, hash=hash, by=by, role=role, comment=comment, run=run)
 
 
 @app.command()
@@ -425,29 +450,33 @@ def acknowledge(
         str | None, typer.Option("--call", help="Which call, as the list names it; default: all.", show_default=False)
     ] = None,
     comment: Annotated[str, typer.Option("--comment", help="What is said about it; it is kept.")] = "",
+    authority: AuthorityOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> ExitCode:
     """Say that you have seen what policies denied in a run. It leaves the list; nothing else changes."""
 
     async def say_so() -> None:
-        async with Client(opened) as client:
+        async with Client(opened, authority=judges) as client:
             await client.acknowledge(run, call=call, by=by, comment=comment)
 
     with existing_store(store) as opened:
+        judges = authority_at(authority)
         asyncio.run(say_so())
     told = {"run": run, "call": call, "choice": "acknowledge", "by": by}
     tell(f"what was denied in run {run} has been seen by {by}", told, as_json=json)
     return ExitCode.OK
 
 
-def _said(url: str | None, json: bool, choice: str, id: str, **given: Any) -> ExitCode:
+def _said(url: str | None, authority: str | None, json: bool, choice: str, id: str, **given: Any) -> ExitCode:
     async def decide() -> None:
-        async with Client(opened) as client:
+        async with Client(opened, authority=judges) as client:
             await getattr(client, choice)(id, **given)
 
     with existing_store(url) as opened:
+        judges = authority_at(authority)
         asyncio.run(decide())
     who = given["by"]
+    _tell_unjudged(judges, who)
     tell(f"told request {id}: {choice}, by {who}", {"id": id, "choice": choice, "by": who}, as_json=json)
     return ExitCode.OK

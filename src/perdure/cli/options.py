@@ -51,6 +51,14 @@ SecretsOption = Annotated[
         show_default=False,
     ),
 ]
+AuthorityOption = Annotated[
+    str | None,
+    typer.Option(
+        "--authority", metavar="app.py:NAME",
+        help="Who may decide what: a perdure.Authority, or the roles "
+        "[default: PERDURE_AUTHORITY, \\[tool.perdure] authority].", show_default=False,
+    ),
+]  # fmt: skip
 AppOption = Annotated[
     str | None,
     typer.Option(

@@ -35,7 +35,7 @@ from perdure.cli.options import (
 from perdure.cli.outcome import outcome
 from perdure.cli.show import print_json, say
 from perdure.cli.stopping import run_until_stopped
-from perdure.cli.target import provided, providers, warn_of, workflow_at
+from perdure.cli.target import authority_at, provided, providers, warn_of, workflow_at
 from perdure.store import Store
 
 TargetArgument = Annotated[
@@ -99,7 +99,8 @@ async def _run(
     async with (
         provided(provide) as clients,
         Runtime(
-            store, workflows=known, adopt="own", provide=clients, policy=policy, secrets=secrets
+            store, workflows=known, adopt="own", provide=clients, policy=policy, secrets=secrets,
+            authority=authority_at(None),
         ) as runtime,
     ):
         open_ones.append(runtime)

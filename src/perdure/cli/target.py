@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from perdure.api.script import with_children
+from perdure.api.settings import authority_target
 from perdure.api.workflow import AnyWorkflow, Step, SyncStep, SyncWorkflow, Workflow
 from perdure.cli.exits import CommandError
 from perdure.errors import PerdureError, UnknownNameError
@@ -167,6 +168,20 @@ def function_at(target: str, usually: str, what_for: str) -> Callable[..., Any]:
     if not callable(function):
         raise CommandError(f"{where} has no function {name}; {what_for}")
     return cast("Callable[..., Any]", function)
+
+
+def authority_at(target: str | None) -> Any:
+    """Who may decide what, as it stands at `app.py:NAME`; by default as it is configured. None: that is not known here.
+
+    CommandError if nothing is there; what it is, is looked at by who is given it."""
+    target = target or authority_target()
+    if target is None:
+        return None
+    where, _, name = target.rpartition(":") if _has_name(target) else (target, "", "authority")
+    found = getattr(load(where), name, None)
+    if found is None:
+        raise CommandError(f"{where} has no {name}; --authority names a perdure.Authority, or the roles of persons")
+    return found
 
 
 # ── loading ─────────────────────────────────────────────────────────────────────────────────

@@ -10,6 +10,7 @@ import typer
 from perdure.api.runtime import Worker
 from perdure.cli.exits import ExitCode, Stopped, complain
 from perdure.cli.options import (
+    AuthorityOption,
     ModelPolicyOption,
     PolicyOption,
     PromptReleaseOption,
@@ -21,7 +22,7 @@ from perdure.cli.options import (
     seconds_from,
 )
 from perdure.cli.stopping import run_until_stopped
-from perdure.cli.target import provided, providers, warn_of, workflows_at
+from perdure.cli.target import authority_at, provided, providers, warn_of, workflows_at
 from perdure.store import Store
 
 TargetsArgument = Annotated[
@@ -42,6 +43,7 @@ def worker(
     prompt_release: PromptReleaseOption = None,
     model_policy_version: ModelPolicyOption = None,
     policy: PolicyOption = None,
+    authority: AuthorityOption = None,
     paused: Annotated[
         bool, typer.Option("--paused", help="Whatever it takes up is paused until `perdure runs resume`.")
     ] = False,
@@ -63,7 +65,7 @@ def worker(
             "concurrent_steps": steps, "threads": threads, "guard": guard, "paused": paused,
             "grace": seconds_from(grace, option="--grace"), "prompt_release": prompt_release,
             "model_policy_version": model_policy_version, "secrets": providers(secrets),
-            "policy": policy_from(policy),
+            "policy": policy_from(policy), "authority": authority_at(authority),
         }  # fmt: skip
         names = ", ".join(sorted(f"{workflow.name}/{workflow.spec.version}" for workflow in workflows))
         greeting = f"worker serves {names} on {opened.url}"
