@@ -32,7 +32,8 @@ def test_messages_are_listed_and_a_dead_one_is_revived(posted: Terminal) -> None
     shown = posted.here("store", "outbox").stdout
     assert all(text in shown for text in ("op:0", "op:1", "dead", "waiting", "no such address"))
     (dead,) = json.loads(posted.here("store", "outbox", "--status", "dead", "--json").stdout)
-    assert (dead["post_id"], dead["attempts"], dead["payload"]) == ("op:0", 10, '{"n":0}')
+    assert (dead["id"], dead["attempts"], dead["payload"]) == ("op:0", 10, {"n": 0})
+    assert dead["posted_at"] == "2023-11-14T22:13:20+00:00"
     assert posted.here("store", "outbox", "--topic", "letters").stderr == "no messages\n"
     assert posted.here("store", "outbox", "--revive", "op:0").exit_code == 0
     assert json.loads(posted.here("store", "outbox", "--status", "dead", "--json").stdout) == []

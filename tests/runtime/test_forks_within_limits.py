@@ -36,6 +36,7 @@ from perdure.history import events as e
 from perdure.history.spending import NOTHING
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.runtime import RuntimeUnderTest
+from perdure.testing.sweep import sweep_crashes
 
 SENT: list[str] = []
 """What reached the other side."""
@@ -259,6 +260,52 @@ def test_what_a_person_wants_done_again_may_be_too_much_for_a_budget_that_many_r
             sound(runtime)
 
     run_async(main())
+
+
+@effect(downstream=Idempotent(), uses=Usage(tokens=100))
+async def charge(order: str) -> str:
+    SENT.append(order)
+    return f"charged {order}"
+
+
+@charge.key
+def _(order: str) -> str:
+    return order
+
+
+@workflow
+async def charges(order: str) -> str:
+    await look()
+    return await charge(order)
+
+
+@pytest.mark.parametrize(("choice", "tokens"), [("retry", 210), ("reuse", 110)])
+def test_a_crash_at_any_write_of_a_fork_leaves_nothing_held_and_counts_what_may_have_been_paid(
+    choice: Literal["retry", "reuse"], tokens: int
+) -> None:
+    """A crash may have cost one attempt more: of the step, or of the effect."""
+
+    async def scenario(runtime: RuntimeUnderTest) -> str:
+        run = await runtime.start(charges.call("a"), id="r")
+        await run.result()
+        fork = await run.fork(await place(run, e.StepCompleted), id="f")
+        while not (await fork.status()).is_final:
+            await runtime.run_dry()
+            for entry in [it for it in await runtime.inbox() if it.run_id == "f" and not it.pending]:
+                (account,) = host_of(runtime).turns.store.accounts()
+                assert account.held == NOTHING
+                await fork.unblock(choice, call=entry.call, by="ann")
+        await fork.result()
+        (account,) = host_of(runtime).turns.store.accounts()
+        assert account.held == NOTHING
+        assert account.used.tokens - tokens in {0, 10, 100}
+        sound(runtime)
+        return await fork.result()
+
+    shared = [Budget(tokens=10_000, workflow="charges")]
+    sweep = run_async(sweep_crashes(scenario, workflows=[charges], budgets=shared))
+    assert sweep.result == "charged a"
+    assert sweep.writes > 10
 
 
 async def is_blocked(run: Run[Any], reason: str) -> bool:

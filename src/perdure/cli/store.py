@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from perdure.api.client import Client
@@ -160,13 +161,23 @@ def outbox(
             raise UnknownNameError("dead message", revive, [post.post_id for post in opened.posts(status="dead")])
         posts = opened.posts(topic=topic, status=None if status is None else str(status), limit=limit)
     if json:
-        print_json([{**post._asdict(), "payload": post.payload.decode()} for post in posts])
+        print_json([_json_of_post(post) for post in posts])
     elif revive is not None:
         say(f"{revive} is tried again")
     else:
         columns = ("message", "topic", "key", "state", "attempts", "posted", "payload", "last error")
         print_table(columns, [_row_of_post(post) for post in posts], empty="no messages")
     return ExitCode.OK
+
+
+def _json_of_post(post: Post) -> dict[str, object]:
+    """Times in ISO 8601; null where nobody waits for the next attempt."""
+    return {
+        "id": post.post_id, "topic": post.topic, "key": post.key, "status": post.status, "attempts": post.attempts,
+        "posted_at": when(post.created_at).isoformat(),
+        "next_at": when(post.next_at).isoformat() if post.next_at else None,
+        "payload": msgspec.json.decode(post.payload), "error": post.error,
+    }  # fmt: skip
 
 
 def _row_of_post(post: Post) -> Sequence[str]:
