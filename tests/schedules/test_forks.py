@@ -14,7 +14,7 @@ import pytest
 from tests.runtime.hosting import run_async
 from tests.schedules import program
 from tests.schedules.processes import World, wait_for_death, wait_until
-from tests.schedules.test_effects import ROUTES, paid, posts
+from tests.schedules.test_effects import paid, posts
 
 from perdure import Client
 from perdure.audit.verify import verify
@@ -56,7 +56,7 @@ def result(run_id: str) -> Callable[[Client], Awaitable[Any]]:
     return wait
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", ["charges", pytest.param("transfers", marks=pytest.mark.soak), "payouts"])
 def test_a_fork_pays_once_more_if_a_person_says_so_and_never_twice(world: World, tmp_path: Path, route: str) -> None:
     with service("payments", tmp_path) as payments:
         options = {"payments": payments.url, "route": route}
