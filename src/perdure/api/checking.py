@@ -8,7 +8,8 @@ mode.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -185,6 +186,18 @@ def check_history(stored: Stored, blobs: Blobs, spec: WorkflowSpec) -> Checked:
         return _judged(past, execution, spec)
     finally:
         execution.close()
+
+
+@contextmanager
+def replayed(past: Past, spec: WorkflowSpec) -> Generator[Execution, None, None]:
+    """The code of a run as far as its history goes, performing nothing."""
+    with _as_in_a_runtime():
+        execution = past.execution(spec, same_manifest=past.is_under(spec), log=_silent)
+        try:
+            _replay(past, execution)
+            yield execution
+        finally:
+            execution.close()
 
 
 def _silent(_line: str) -> None:

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from perdure.api.inbox import InboxEntry
     from perdure.api.operations import OperationSummary
     from perdure.api.requests import RequestSummary
+    from perdure.api.standing import DecisionStanding
     from perdure.api.sync import SyncClient
     from perdure.runtime.vault import Vault
 
@@ -369,6 +370,17 @@ class Run(Generic[RESULT]):
         if raw is not None:
             self._check_fits(raw.encode(), entry.call)
         return entry.call or "", 0 if entry.operation is None else entry.operation.attempts
+
+    async def stands(self, *, provide: Mapping[type, Any] | None = None) -> list[DecisionStanding]:
+        """Whether each recorded result that rests on something would stand today, and what making it again would mean.
+        What they rest on is read here and now, by the run's own code; nothing is changed or recorded.
+
+        `provide`: clients for `perdure.use` in what reads. UsageError where the run's workflow is not known here."""
+        from perdure.api.standing import decisions_of
+
+        client, info = self._client, self._find()
+        now, spec = client._clock.now(), client._spec_of(info)
+        return await decisions_of(client._store, info, spec, now=now, provide=dict(provide or {}))
 
     async def fork(
         self, at: int | Literal["last"] = "last", *, id: str | None = None, by: str = "", reason: str = ""

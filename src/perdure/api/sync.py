@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from perdure.api.inbox import InboxEntry
     from perdure.api.operations import OperationSummary
     from perdure.api.requests import RequestSummary
+    from perdure.api.standing import DecisionStanding
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -125,6 +126,10 @@ class SyncRun(Generic[R]):
     ) -> SyncRun[R]:
         """A new run that begins with this one's events up to `at`; see `Run.fork`."""
         return SyncRun(self._door.wait(self._run.fork(at, id=id, by=by, reason=reason), "fork"), self._door)
+
+    def stands(self, *, provide: Mapping[type, Any] | None = None) -> list[DecisionStanding]:
+        """Whether each recorded result that rests on something would stand today; see `Run.stands`."""
+        return self._door.wait(self._run.stands(provide=provide), "stands")
 
     def history(self) -> list[HistoryEvent]:
         """The run's whole history, readable."""

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, assert_never
 
 from perdure.clock import MICROSECONDS, time_text
 from perdure.codec import told_exception, unpack
+from perdure.engine.rewinding import split
 from perdure.gates.budget import told as _told
 from perdure.history import events as e
 from perdure.history.spending import UNITS, Amount
@@ -26,7 +27,7 @@ class Moment:
     `call` is the label of the call that it is about (`0.2/search#3`), else "". `attempt` is 0 where there are none.
     `took_seconds`: from the start of the attempt, child or section to here. `value`: the result, message or arguments
     as JSON text; of an exception its class, message and place; of a block why. `is_answered`: a start, of whose
-    call more is told later.
+    call more is told later. `is_superseded`: the run was rewound since, and it does not count any more.
     """
 
     seq: int
@@ -38,6 +39,7 @@ class Moment:
     took_seconds: float | None
     value: str
     is_answered: bool = False
+    is_superseded: bool = False
 
 
 class Told(NamedTuple):
@@ -56,7 +58,15 @@ def timeline(store: Store, rid: int) -> list[Moment]:
     teller = _Teller(partial(store.blob, rid))
     for row in store.load(rid, from_seq=0).rows:
         teller.take(row)
-    return teller.moments
+    return _marked(teller)
+
+
+def _marked(teller: _Teller) -> list[Moment]:
+    """With what does not count any more marked."""
+    if not any(type(event) is e.Rewound for event in teller.events):
+        return teller.moments
+    superseded = set(split(teller.events, range(len(teller.events))).superseded)
+    return [dataclasses.replace(each, is_superseded=each.seq in superseded) for each in teller.moments]
 
 
 class _Teller:
@@ -64,12 +74,14 @@ class _Teller:
 
     def __init__(self, fetch: Callable[[bytes], bytes]) -> None:
         self.moments: list[Moment] = []
+        self.events: list[e.Event] = []
         self._fetch = fetch
         self._starts: dict[tuple[str, int], int] = {}
         """Where in `moments` the last start of a call is. Calls are numbered afresh in each chapter."""
 
     def take(self, row: Row) -> None:
         event = e.decode(row.envelope)
+        self.events.append(event)
         told = tell(event)
         if isinstance(event, e.ChapterStarted):
             self._starts.clear()

@@ -12,7 +12,9 @@ import typer
 
 from perdure.api.client import Client, HistoryEvent, Run, RunSummary
 from perdure.api.inbox import blocked, pending
+from perdure.api.standing import DecisionStanding
 from perdure.api.workflow import AnyWorkflow
+from perdure.audit.costs import money
 from perdure.audit.effects import Phases, phases
 from perdure.audit.timeline import Moment, timeline
 from perdure.audit.waits import is_held, waits
@@ -213,7 +215,8 @@ def _print_timeline(moments: Sequence[Moment], *, all_moments: bool, hint: str) 
 def _row_of_moment(each: Moment, first: int, hint: str) -> Sequence[str]:
     took = "" if each.took_seconds is None else length(each.took_seconds)
     return (
-        moment(when(each.at)), f"+{length((each.at - first) / 1_000_000)}", each.call, each.what,
+        moment(when(each.at)), f"+{length((each.at - first) / 1_000_000)}", each.call,
+        f"superseded: {each.what}" if each.is_superseded else each.what,
         str(each.attempt or ""), took, short(each.value) if each.value != hint else "",
     )  # fmt: skip
 
@@ -306,6 +309,37 @@ def cancel(
 
 def _ended(how: str) -> str:
     return "been cancelled" if how == "cancelled" else how
+
+
+@app.command()
+def stands(
+    run: RunArgument, app: AppOption = None, store: StoreOption = None, json: JsonOption = False
+) -> ExitCode:
+    """Say of each recorded decision whether it would stand today, and what making it again would mean.
+
+    What the decisions rest on is read by the program's own code (--app); nothing is changed or recorded.
+    """
+    if app is None:
+        raise CommandError("what a decision rests on is read by the program's own code: --app app.py:workflow")
+    with existing_store(store) as opened:
+        found = asyncio.run(act_on(opened, run, lambda handle: handle.stands(), workflows_at([app])))
+    if json:
+        print_json([msgspec.to_builtins(each) for each in found])
+        return ExitCode.OK
+    rows = [_row_of_decision(each) for each in found]
+    columns = ("decision", "stands", "why", "if not", "made again", "after it")
+    print_table(columns, rows, empty="no recorded result of this run rests on anything")
+    return ExitCode.OK
+
+
+def _row_of_decision(each: DecisionStanding) -> Sequence[str]:
+    cost = [length(each.took_seconds)]
+    cost += [f"{each.tokens:,} tokens"] if each.tokens else []
+    cost += [f"a cost of {money(each.cost)}"] if each.cost else []
+    after = [f"{counted(each.reused, 'result')} had again"] if each.reused else []
+    after += [f"owed: {', '.join(each.owed)}"] if each.owed else []
+    stands = "cannot be told" if each.stands is None else "yes" if each.stands else "no"
+    return each.call, stands, each.why, each.on_stale, ", ".join(cost), "; ".join(after)
 
 
 @app.command()

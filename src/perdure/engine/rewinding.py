@@ -32,10 +32,9 @@ that a result which counts was renewed."""
 
 
 class Reusable(NamedTuple):
-    """A result that the same call may have again. `digest`: of what counts of its arguments. `seq`: of its event."""
+    """A result that the same call may have again. `seq`: of its event."""
 
     name: str
-    digest: bytes | None
     output: bytes
     seq: int
     read: e.PremisesRead | None = None
@@ -54,10 +53,11 @@ class Owed(NamedTuple):
 
 
 class Superseded(msgspec.Struct):
-    """What is known of that which does not count any more. `struck`: operations that were given up with it, or taken
+    """What is known of that which does not count any more. `reusable`: by call, and by the digest of what counts of its
+    arguments. `struck`: operations that were given up with it, or taken
     back: asked for again, they are done under an id of their own."""
 
-    reusable: dict[Key, Reusable] = {}
+    reusable: dict[Key, dict[bytes, Reusable]] = {}
     owed: dict[str, Owed] = {}
     struck: set[str] = set()
 

@@ -523,10 +523,12 @@ class Premises:
         """Whether a step has its result already: from before the run was rewound, with the same arguments."""
         live, ask = flight.live, flight.ask
         before = live.execution.known.before
-        found = None if before is None else before.reusable.get(ask.key)
-        if found is None or found.name != ask.name or found.digest is None:
+        results = None if before is None else before.reusable.get(ask.key)
+        if not results:
             return False
-        if found.digest != (ask.view or (ask.packed or pack(ask.input, live.execution.memo)).digest):
+        given = ask.view or (ask.packed or pack(ask.input, live.execution.memo)).digest
+        found = results.get(given)
+        if found is None or found.name != ask.name:
             return False
         if live.is_in_turn:
             live.deferred += (partial(self._reuse, flight, found),)

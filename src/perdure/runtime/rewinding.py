@@ -23,9 +23,8 @@ def known_of_superseded(past: Past) -> tuple[Superseded, list[int]]:
         match event:
             case e.PremisesRead():
                 read[event.key] = place
-                if event.renews and (found_before := superseded.reusable.get(event.key)) is not None:
-                    values = past.output(place) or b""
-                    superseded.reusable[event.key] = found_before._replace(read=event, values=values)
+                if event.renews:
+                    _renew(superseded, event, past.output(place) or b"")
             case e.EffectSucceeded(undoes=str(undone)) if undone:
                 superseded.owed.pop(undone, None)
                 superseded.struck.add(undone)
@@ -38,7 +37,10 @@ def known_of_superseded(past: Past) -> tuple[Superseded, list[int]]:
             case e.EffectFailed(how="cancelled"):
                 superseded.struck.add(event.operation)
             case e.StepCompleted():
-                superseded.reusable[event.key] = _reusable(past, place, event, inputs, read.get(event.key))
+                given = inputs.of_steps.get(place)
+                if given is not None:
+                    found_again = _reusable(past, place, event, read.get(event.key))
+                    superseded.reusable.setdefault(event.key, {})[given] = found_again
             case _:
                 pass
     for place in found.effective:
@@ -51,17 +53,25 @@ def known_of_superseded(past: Past) -> tuple[Superseded, list[int]]:
 
 def _forget(superseded: Superseded, past: Past, key: Key, *, before: int) -> None:
     """A result that did not stand when the run was rewound is not had again; one that came later may be."""
-    found = superseded.reusable.get(key)
-    if found is not None and found.seq < past.stored.rows[before].seq:
-        del superseded.reusable[key]
+    results = superseded.reusable.get(key, {})
+    for given in [given for given, found in results.items() if found.seq < past.stored.rows[before].seq]:
+        del results[given]
 
 
-def _reusable(past: Past, place: int, event: e.StepCompleted, inputs: _Inputs, read: int | None) -> Reusable:
+def _renew(superseded: Superseded, read: e.PremisesRead, values: bytes) -> None:
+    """The last result of this call rests on other facts than at first."""
+    results = superseded.reusable.get(read.key, {})
+    if results:
+        given = max(results, key=lambda digest: results[digest].seq)
+        results[given] = results[given]._replace(read=read, values=values)
+
+
+def _reusable(past: Past, place: int, event: e.StepCompleted, read: int | None) -> Reusable:
     row = past.stored.rows[place]
     rests = None if read is None else past.events[read]
     seq = event.of if isinstance(event, e.StepReused) else row.seq
     return Reusable(
-        event.name, inputs.of_steps.get(place), past.output(place) or b"null",
+        event.name, past.output(place) or b"null",
         seq, rests if isinstance(rests, e.PremisesRead) else None,
         b"" if read is None else past.output(read) or b"",
     )  # fmt: skip

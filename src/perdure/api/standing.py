@@ -1,0 +1,158 @@
+"""Would a run's decisions stand today? What they rest on is read, and nothing is changed or recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from perdure.api.checking import replayed
+from perdure.clock import MICROSECONDS, when
+from perdure.codec.exceptions import message_of
+from perdure.decisions.premises import Asked, Rest, Values, changed, plain, told
+from perdure.errors import UsageError
+from perdure.history import events as e
+from perdure.history.spending import NOTHING, Amount
+from perdure.runtime.attempt import ATTEMPT, Attempt
+from perdure.runtime.load import Past
+from perdure.runtime.premises import superseded_by
+from perdure.specs import WorkflowSpec
+from perdure.store.protocol import RunInfo, Store
+
+
+class DecisionStanding(msgspec.Struct, frozen=True):
+    """Whether one recorded result would stand today.
+
+    `stands`: None if that cannot be told, `why` says the reason in each case. `then`, `now`: its premises, plain JSON.
+    `on_stale`: what would be done if it does not. `took_seconds`, `tokens`, `cost` (billionths of the currency unit):
+    what making it again would cost, going by the last time. `reused`: how many later results would be had again, and
+    `owed`: which later effects would be owed, should it come to something else."""
+
+    call: str
+    stands: bool | None
+    why: str
+    on_stale: str
+    read_at: datetime
+    valid_until: datetime | None
+    then: Mapping[str, Any]
+    now: Mapping[str, Any]
+    took_seconds: float
+    tokens: int
+    cost: int
+    reused: int
+    owed: tuple[str, ...]
+
+
+async def decisions_of(
+    store: Store, info: RunInfo, spec: WorkflowSpec | None, *, now: int, provide: Mapping[type, Any]
+) -> list[DecisionStanding]:
+    """The recorded results of a run that rest on something, in the order of its history. UsageError without its code."""
+    if spec is None:
+        raise UsageError(
+            f"whether the decisions of run {info.run_id} stand is read by its own code: name the workflow "
+            f"{info.workflow} version {info.version} (Client(workflows=[...]), or --app)"
+        )
+    past = Past(store.load(info.rid), store)
+    with replayed(past, spec) as execution:
+        decisions = execution.known.decisions
+        asked, rests = dict(decisions.asked), dict(decisions.rests)
+    return [
+        await _standing(past, rest, asked.get(key), now=now, provide=provide, length=past.stored.length)
+        for key, rest in rests.items()
+    ]
+
+
+async def _standing(
+    past: Past, rest: Rest, asked: Asked | None, *, now: int, provide: Mapping[type, Any], length: int
+) -> DecisionStanding:
+    event = rest.event
+    found: Values = {}
+    stands: bool | None
+    rests = None if asked is None else asked.spec.rests
+    if asked is None or rests is None:
+        stands, why = None, "its code has not called it again: it is hosted, or changed"
+    elif not rests.is_verified or rest.is_kept:
+        stands, why = True, "it is not checked any more" if rest.is_kept else 'recovery="replay": it stands for ever'
+    else:
+        try:
+            found = await _read(past, rest, asked, provide)
+            names = changed(rests.premises, rest.values, found)
+        except Exception as error:
+            stands, why = None, f"cannot be read: {type(error).__name__}: {message_of(error)}"
+        else:
+            finding = e.Finding(event.task, event.n, event.call, tuple(names), rest.is_over(now))
+            stands, why = not names and not finding.is_expired, told(finding, rest.values, found)
+    on_stale = "" if rests is None else "a function" if callable(rests.on_stale) else str(rests.on_stale)
+    used, took = _cost(past, event)
+    later = superseded_by(_gone_back(past, event), past, length)
+    reused = sum(type(each) in (e.StepCompleted, e.StepReused) for each in later if each is not _result(past, event))
+    return DecisionStanding(
+        event.call, stands, why, on_stale, when(event.read_at), when(rest.valid_until) if rest.valid_until else None,
+        plain(rest.values), plain(found), took, used.tokens, used.cost, reused,
+        tuple(each.label for each in later if isinstance(each, e.EffectSucceeded)),
+    )  # fmt: skip
+
+
+async def _read(past: Past, rest: Rest, asked: Asked, provide: Mapping[type, Any]) -> Values:
+    """As the runtime reads it, but for secrets, which are not there."""
+    premises = asked.spec.rests.premises if asked.spec.rests is not None else ()
+    info, spec = past.stored.info, asked.spec
+    attempt = Attempt(
+        info.run_id, info.workflow, spec.name, rest.event.call, 0, spec.retry.max_attempts, when(rest.event.read_at),
+        _ignored, _nothing, provide, _ignored,
+    )  # fmt: skip
+    context = contextvars.copy_context()
+    context.run(ATTEMPT.set, attempt)
+    found: Values = {}
+    for premise in premises:
+        args, kwargs = spec.arguments.loads(asked.input)
+        if premise.is_async:
+            reading = asyncio.get_running_loop().create_task(premise.read(*args, **kwargs), context=context)
+            value = await reading
+        else:
+            value = await asyncio.to_thread(context.copy().run, partial(premise.read, *args, **kwargs))
+        found[premise.name] = premise.result.dumps(value)
+    return found
+
+
+def _ignored(_: Any) -> None:
+    """Nothing of it is recorded."""
+
+
+def _nothing(_: Any) -> Any:
+    """There was no heartbeat."""
+    return None
+
+
+def _place(past: Past, event: e.PremisesRead) -> int:
+    """Where what counts of it began: a renewal is no result."""
+    places = [
+        place for place, each in enumerate(past.events)
+        if isinstance(each, e.PremisesRead) and each.key == event.key and not each.renews
+    ]  # fmt: skip
+    return places[-1]
+
+
+def _gone_back(past: Past, event: e.PremisesRead) -> e.Rewound:
+    to = past.stored.rows[_place(past, event)].seq
+    return e.Rewound(to, event.task, event.n, event.name, event.use)
+
+
+def _result(past: Past, event: e.PremisesRead) -> e.Event | None:
+    found = past.events[_place(past, event) :]
+    return next((each for each in found if isinstance(each, e.StepCompleted) and each.key == event.key), None)
+
+
+def _cost(past: Past, event: e.PremisesRead) -> tuple[Amount, float]:
+    used, took = NOTHING, 0.0
+    for each, row in zip(past.events, past.stored.rows, strict=True):
+        if isinstance(each, e.BudgetSpent) and each.key == event.key:
+            used = each.amount
+        elif isinstance(each, e.StepCompleted) and each.key == event.key and each.started_at:
+            took = max(0, row.at - each.started_at) / MICROSECONDS
+    return used, took

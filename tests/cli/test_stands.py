@@ -1,0 +1,81 @@
+"""Which decisions would stand today, and what of a run that went back does not count any more: on the command line."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import pytest
+from tests.cli.terminal import Terminal, until
+
+APP = '''
+    """Decides by a policy that stands in a file, and pays."""
+
+    from pathlib import Path
+
+    import perdure
+    from perdure import Idempotent, effect, step, workflow
+
+    def policy() -> int:
+        return int(Path("policy").read_text())
+
+    @step(recovery="verify")
+    async def decide(order: str) -> int:
+        return 40 + policy()
+
+    @decide.premise("policy")
+    def _(order: str) -> int:
+        return policy()
+
+    @step
+    async def think(about: str) -> str:
+        return about
+
+    @effect(downstream=Idempotent())
+    async def pay(order: str, cents: int) -> str:
+        return f"paid {cents}"
+
+    @pay.key
+    def _(order: str, cents: int) -> str:
+        return f"{order}:{cents}"
+
+    @pay.undo
+    async def _(receipt: str, order: str, cents: int) -> None: ...
+
+    @workflow
+    async def agent(order: str) -> str:
+        cents = await decide(order)
+        await think("tea")
+        await pay(order, cents)
+        await perdure.receive("go")
+        return await pay(f"{order}-2", cents)
+'''
+
+
+@pytest.fixture
+def waits(terminal: Terminal) -> Terminal:
+    """A run that has decided, and waits for a message."""
+    (terminal.folder / "app.py").write_text(textwrap.dedent(APP))
+    (terminal.folder / "policy").write_text("1")
+    with terminal.begun("run", "app.py:agent", '"o"', "--id", "r"):
+        until(lambda: "succeeded" in terminal.here("runs", "show", "r").stdout, "it has paid once")
+    return terminal
+
+
+def stands(terminal: Terminal) -> str:
+    return " ".join(terminal.here("runs", "stands", "r", "--app", "app.py").stdout.split())
+
+
+def test_it_says_what_would_stand_today_and_changes_nothing(waits: Terminal) -> None:
+    before = waits.here("runs", "show", "r", "--json").stdout
+    assert "0/decide#1 yes" in stands(waits)
+    (waits.folder / "policy").write_text("2")
+    text = stands(waits)
+    assert "0/decide#1 no 0/decide#1 rests on policy 1, which is 2 now recompute" in text
+    assert "1 result had again; owed: 0/pay#1" in text
+    (found,) = json.loads(waits.here("runs", "stands", "r", "--app", "app.py", "--json").stdout)
+    assert (found["stands"], found["then"], found["now"]) == (False, {"policy": 1}, {"policy": 2})
+    (waits.folder / "policy").unlink()
+    assert "0/decide#1 cannot be told cannot be read: FileNotFoundError" in stands(waits)
+    assert waits.here("runs", "show", "r", "--json").stdout == before
+    assert waits.here("runs", "stands", "r").exit_code == 2

@@ -1,0 +1,205 @@
+"""Random programs, whose decisions rest on facts that change at random, with crashes: what holds whatever happens.
+
+The model knows nothing of how a run goes back. It looks at what stands outside, at what the program returned, and at
+the history, and asks: was everything that was started read in time; is everything that was done either part of the
+result or taken back; was anything paid for twice?
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from tests.runtime.hosting import run_async
+
+import perdure
+from perdure import Idempotent, effect, step, workflow
+from perdure.audit.verify import verify
+from perdure.history import events as e
+from perdure.store.memory import MemoryStore
+from perdure.testing.clock import FakeClock
+from perdure.testing.crashing import CrashingStore, When
+from perdure.testing.mortal import Death, Mortal, Outcome, QuietAboutCrashes
+from perdure.testing.runtime import RuntimeUnderTest
+
+SECOND = 1_000_000
+FACTS = 2
+VALUES = 3
+WORLD: list[int] = []
+DONE: dict[str, tuple[int, int]] = {}
+"""What was done outside, by idempotency key: which act, with which value."""
+UNDONE: set[str] = set()
+
+Op = tuple[str, int, int]
+"""What to do, which one of its kind it is, and the decision that it goes by."""
+
+
+@step
+async def decide(fact: int, number: int) -> int:
+    return WORLD[fact]
+
+
+@decide.premise("fact")
+async def _(fact: int, number: int) -> int:
+    return WORLD[fact]
+
+
+@step
+async def think(number: int, value: int) -> str:
+    return f"thought {number} {value}"
+
+
+@effect(downstream=Idempotent())
+async def act(number: int, value: int) -> str:
+    DONE[perdure.operation().id] = (number, value)
+    return perdure.operation().id
+
+
+@act.key
+def _(number: int, value: int) -> str:
+    return f"{number}:{value}"
+
+
+@act.undo
+async def _(done: str, number: int, value: int) -> None:
+    UNDONE.add(done)
+
+
+@workflow
+async def program(ops: list[tuple[str, int, int]]) -> list[tuple[int, int, str]]:
+    decided = [0] * FACTS
+    results: list[tuple[int, int, str]] = []
+    for kind, number, fact in ops:
+        value = decided[fact]
+        match kind:
+            case "decide":
+                decided[fact] = await decide(fact, number)
+            case "think":
+                await think(number, value)
+            case "act":
+                results.append((number, value, await act(number, value)))
+            case "both":
+                _, done = await asyncio.gather(think(number, value), act(number, value))
+                results.append((number, value, done))
+            case "approved":
+                done = await perdure.with_approval(act.call(number, value), by="ann")
+                results.append((number, value, done))
+            case "sleep":
+                await perdure.sleep(30)
+            case _:
+                await perdure.receive("go")
+    return results
+
+
+KINDS = ["decide", "think", "act", "both", "approved", "sleep", "wait"]
+OPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, FACTS - 1)), min_size=2, max_size=8)
+CHANGES = st.lists(st.tuples(st.integers(0, FACTS - 1), st.integers(0, VALUES - 1)), max_size=4)
+WHEN: list[When] = ["before", "after"]
+CRASHES = st.lists(st.tuples(st.integers(1, 25), st.sampled_from(WHEN)), max_size=2)
+
+
+@example(ops=[("think", 0), ("approved", 0)], changes=[(0, 0), (0, 1)], crashes=[])  # back to what it was
+@given(ops=OPS, changes=CHANGES, crashes=CRASHES)
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+def test_whatever_changes_and_whatever_dies(
+    ops: list[tuple[str, int]], changes: list[tuple[int, int]], crashes: list[tuple[int, When]]
+) -> None:
+    WORLD[:] = [0] * FACTS
+    DONE.clear()
+    UNDONE.clear()
+    run_async(main([("decide", 100, 0), *((kind, n, fact) for n, (kind, fact) in enumerate(ops))], changes, crashes))
+
+
+async def main(ops: list[Op], changes: list[tuple[int, int]], crashes: list[tuple[int, When]]) -> None:
+    clock, left = FakeClock(), list(changes)
+    inner = MemoryStore(clock)
+
+    async def scenario(runtime: RuntimeUnderTest) -> list[tuple[int, int, str]]:
+        return await goes_on(runtime, ops, left)
+
+    outcome = None
+    for crash in [*crashes, None]:
+        death = Death()
+        fail_at, when = crash or (None, "before")
+        store = CrashingStore(inner.again(), fail_at=fail_at, when=when, how=death.come)
+        with QuietAboutCrashes():
+            runtime = RuntimeUnderTest(store, clock=clock, workflows=[program])
+            outcome = await Mortal[list[tuple[int, int, str]]](runtime, death).live(scenario)
+        if not death.has_come:
+            break
+    assert isinstance(outcome, Outcome)
+    assert outcome.error is None, outcome.error
+    assert_all_is_accounted_for(outcome.result or [])
+    info = inner.find("r")
+    assert info is not None
+    events: list[tuple[e.Event, int, int]] = [
+        (e.decode(row.envelope), row.at, row.seq) for row in inner.load(info.rid, from_seq=0).rows
+    ]
+    assert_read_in_time(events)
+    assert_paid_once(events)
+    assert not verify(inner.again()).damage
+
+
+async def goes_on(
+    runtime: RuntimeUnderTest, ops: list[Op], changes: list[tuple[int, int]]
+) -> list[tuple[int, int, str]]:
+    """What people and the world do: a fact changes, a minute passes, a message comes, what is asked is approved."""
+    run = await runtime.start(program.call(list(ops)), id="r")
+    for _ in range(60):
+        await runtime.run_dry()
+        if (await run.status()).is_final:
+            result: list[tuple[int, int, str]] = await run.result()
+            return result
+        if changes:
+            fact, value = changes.pop()
+            WORLD[fact] = value
+        await runtime.advance(60)
+        for it in await runtime.requests(status="pending"):
+            await runtime.approve(it.id, hash=it.hash, by="ann")
+        if not (await run.status()).is_final:
+            await run.send("go")
+    raise AssertionError(f"it does not end: {await run.status()}, {await runtime.inbox()}")
+
+
+def assert_all_is_accounted_for(result: list[tuple[int, int, str]]) -> None:
+    """What was done is part of the result, or taken back; nothing of the result is taken back."""
+    wanted = {done: (number, value) for number, value, done in result}
+    assert {done: what for done, what in DONE.items() if done not in UNDONE} == wanted
+
+
+def assert_read_in_time(events: list[tuple[e.Event, int, int]]) -> None:
+    """Whatever a start of an effect rests on was read a few seconds before at most; the start names the last check."""
+    read: dict[tuple[str, int], tuple[int, int]] = {}
+    checks = 0
+    sent: set[str] = set()
+    for event, at, seq in events:
+        match event:
+            case e.PremisesRead():
+                read[event.key] = (event.read_at, read.get(event.key, (0, seq))[1] if event.renews else seq)
+            case e.PremisesChecked():
+                assert event.number == checks + 1
+                checks = event.number
+                read = {key: (max(read_at, event.read_at), since) for key, (read_at, since) in read.items()}
+            case e.Rewound():
+                read = {key: (read_at, since) for key, (read_at, since) in read.items() if since < event.to}
+            case e.EffectStarted():
+                assert event.check == checks
+                if event.operation not in sent and not event.name.endswith(".undo"):
+                    assert all(at - read_at <= 5 * SECOND for read_at, _ in read.values()), (seq, at, read)
+                sent.add(event.operation)
+            case e.EffectNotDone():
+                sent.discard(event.operation)
+            case _:
+                pass
+
+
+def assert_paid_once(events: list[tuple[e.Event, int, int]]) -> None:
+    """No result that rests on nothing was recorded twice for one call and the same arguments."""
+    made = Counter(
+        (event.key, event.output) for event, _, _ in events if type(event) is e.StepCompleted and event.name == "think"
+    )
+    assert not [each for each, times in made.items() if times > 1]
