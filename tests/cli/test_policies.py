@@ -117,3 +117,29 @@ def test_a_start_states_goal_and_scope(desk: Terminal) -> None:
     assert desk.here(*start, "order=42").exit_code == 0
     other = desk.here(*start, "order=43")
     assert (other.exit_code != 0, "input or scope" in other.stderr) == (True, True)
+
+
+def test_rates_are_counted_over_a_sequence_of_calls(desk: Terminal) -> None:
+    small, large = 'refund({"order": "42", "cents": 50})', 'refund({"order": "42", "cents": 5001})'
+    lines = ["# eleven within an hour", *(f"{n}m {small}" for n in range(10)), f"20m {large}", f"59m {small}",
+             "", f"60m {small}", f"1.01h {small}"]  # fmt: skip
+    (desk.folder / "calls.txt").write_text("\n".join(lines))
+    said = desk.here("code", "policy", "policy.toml", "--scope", "order=42", "--sequence", "calls.txt", "--json")
+    assert said.exit_code == 1
+    calls = json.loads(said.stdout)["calls"]
+    assert [each["verdict"] for each in calls] == [*["allow"] * 10, "refuse", "refuse", "allow", "refuse"]
+    assert calls[11]["why"] == "its rate of 10 per hour is used up until 3600 s"
+    told = desk.here("code", "policy", "policy.toml", "--scope", "order=42", "--sequence", "calls.txt")
+    assert "refund at 3540 s: refuse, policy shop version 3, rule 'bounds': its rate of" in squeezed(told.stdout)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("x refund({})", "calls.txt, line 1: x: a duration is"), ("1s refund", "calls.txt, line 1: 'refund' is no call"),
+     ("2s refund({})\n1s refund({})", "line 2: refund at 1 s: it comes after a call at 2 s")],
+)  # fmt: skip
+def test_a_sequence_that_is_none_is_said(text: str, says: str, desk: Terminal) -> None:
+    (desk.folder / "calls.txt").write_text(text)
+    said = desk.here("code", "policy", "policy.toml", "--sequence", "calls.txt")
+    assert (said.exit_code, said.stdout) == (2, "")
+    assert says in one_line(said)

@@ -45,6 +45,23 @@ PRINTS = {
         denied by rule 'bounds of a refund': it must keep cents <= 5000, and has cents 40000
         in the inbox: denied, {'cents': 40000, 'order': '42'}
     """,
+    "minted_credentials.py": """
+          minted: may read customer 7, attempt 1 of customer, for 60 s
+          minted: may read customer 7, attempt 2 of customer, for 60 s
+        {'name': 'Ada', 'read with': '‹secret:crm›'}
+        answer to 'what does she want?', asked with ‹secret:model_key›
+        in the store: []
+    """,
+    "budget.py": """
+        ['TEA', 'MILK']
+        over_budget
+        0/summarise#2 wants cost 0.1, 0.24 of 0.3 used today
+        ['CAKE', 'BREAD']
+    """,
+    "inbox_webhook.py": """
+        inbox.new: approval of publish, {'text': 'an essay about tea'}
+        published: an essay about tea
+    """,
     "chat.py": """
         ['hello', 'answer 1', 'how are you', 'answer 2', 'what is new', 'answer 3']
         2 chapters

@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import msgspec
 
+from perdure.clock import MICROSECONDS
 from perdure.codec import codec_for, unpack
 from perdure.errors import DecodeError, HistoryCorruptError, UsageError
-from perdure.gates.policy import Asked, Policy
-from perdure.gates.ruling import judge
+from perdure.gates.policy import Asked, Policy, Verdict
+from perdure.gates.ruling import Ruling, Use, judge
 from perdure.history import events as e
 from perdure.ledger import LedgerEntry
 from perdure.store.protocol import EffectFilter, Store
@@ -24,7 +25,7 @@ _CALL = re.compile(r"\s*([^\s({]+)\s*\((.*)\)\s*", re.DOTALL)
 class Said(msgspec.Struct, frozen=True):
     """What a policy says about one call. `verdict`: allow, approve or refuse, or `unreadable` if its arguments are not
     kept. `needs`: the approvals that it needs, `rates`: what it counts against, in words. `run`, `operation`: of an
-    effect that is recorded."""
+    effect that is recorded. `at`: when it is made, in seconds, of one call among others."""
 
     call: str
     verdict: str
@@ -34,6 +35,7 @@ class Said(msgspec.Struct, frozen=True):
     rates: tuple[str, ...] = ()
     run: str = ""
     operation: str = ""
+    at: float | None = None
 
 
 def written_call(text: str) -> tuple[str, dict[str, Any]]:
@@ -52,16 +54,56 @@ def written_call(text: str) -> tuple[str, dict[str, Any]]:
     return found[1], cast("dict[str, Any]", arguments)
 
 
+class InTurn:
+    """What a policy says about calls that are made one after the other: the rates that each counts against are counted.
+
+    One that needs an approval is taken to have it, and counts; one that is refused does not."""
+
+    def __init__(self, policy: Policy, *, scope: Mapping[str, str], is_reversible: bool) -> None:
+        self._policy, self._scope, self._is_reversible = policy, scope, is_reversible
+        self._counted: dict[str, list[float]] = {}
+        self._now = 0.0
+
+    def said_of(self, at: float, name: str, arguments: Mapping[str, Any]) -> Said:
+        """What it says about the next one, made at that time (seconds). UsageError for a time before the last one."""
+        if at < self._now:
+            raise UsageError(f"{name} at {at:g} s: it comes after a call at {self._now:g} s; write them in their order")
+        self._now = at
+        asked = Asked((name,), arguments, "effect", self._is_reversible, self._scope)
+        ruling = judge([self._policy], asked)
+        said = _said(name, ruling, at=at)
+        if ruling.verdict is Verdict.REFUSE:
+            return said
+        for use in ruling.uses:
+            free_at = self._free_at(use)
+            if free_at is not None:
+                why = f"its rate of {use.told} is used up until {free_at:g} s"
+                return Said(name, str(Verdict.REFUSE), use.source.told, why, at=at)
+        for use in ruling.uses:
+            self._counted.setdefault(use.bucket, []).append(at)
+        return said
+
+    def _free_at(self, use: Use) -> float | None:
+        """When there is room again under a rate that is used up; None if there is room now."""
+        period = use.microseconds / MICROSECONDS
+        within = [at for at in self._counted.get(use.bucket, ()) if at > self._now - period]
+        return within[-use.calls_max] + period if len(within) >= use.calls_max else None
+
+
 def said_of(
     policy: Policy, name: str, arguments: Mapping[str, Any], *, scope: Mapping[str, str], is_reversible: bool,
     goal: str = "", run: str = "", operation: str = "", workflow: str = "",
 ) -> Said:  # fmt: skip
     """What the policy says about an effect with these arguments."""
     ruling = judge([policy], Asked((name,), arguments, "effect", is_reversible, scope, goal, workflow, run))
+    return _said(name, ruling, run=run, operation=operation)
+
+
+def _said(name: str, ruling: Ruling, *, run: str = "", operation: str = "", at: float | None = None) -> Said:
     rule = "" if ruling.source is None else ruling.source.told
     return Said(
         name, str(ruling.verdict), rule, ruling.why, tuple(f"{n.source.told}: {n.told}" for n in ruling.needs),
-        tuple(use.told for use in ruling.uses), run, operation,
+        tuple(use.told for use in ruling.uses), run, operation, at,
     )  # fmt: skip
 
 

@@ -54,15 +54,16 @@ async def sweep_crashes(
     workflows: Iterable[Any] = (),
     provide: Mapping[type, Any] | None = None,
     budgets: Iterable[Budget] = (),
+    secrets: Iterable[Any] = (),
 ) -> Sweep[T]:
     """Run it once undisturbed, and once for each crash. `call`: of a workflow, or a scenario with several calls to the
     runtime (messages, cancelling, ...). `workflows`: what else a recovering worker has to know. `provide`: for steps.
-    `budgets`: what runs share.
+    `budgets`: what runs share. `secrets`: providers.
 
     Raises SweepFailed when a run that crashed and was recovered gives something else, or a recorded step began again.
     """
     scenario: Scenario[T] = call if callable(call) else _scenario_of(call)
-    sweeper = _Sweeper(scenario, workflows, provide, budgets)
+    sweeper = _Sweeper(scenario, workflows, provide, budgets, secrets)
     expected, writes = await sweeper.run(None, "before")
     crashes = 0
     for n in itertools.count(1):
@@ -94,12 +95,12 @@ class _Sweeper(Generic[T]):
 
     def __init__(
         self, scenario: Scenario[T], workflows: Iterable[Any], provide: Mapping[type, Any] | None,
-        budgets: Iterable[Budget],
+        budgets: Iterable[Budget], secrets: Iterable[Any],
     ) -> None:  # fmt: skip
         self._scenario = scenario
         self._workflows = list(workflows)
         self._provide = provide
-        self._budgets = tuple(budgets)
+        self._budgets, self._secrets = tuple(budgets), tuple(secrets)
         self._inner = MemoryStore(FakeClock())
         self._learnt: list[WorkflowSpec] = []
 
@@ -123,8 +124,9 @@ class _Sweeper(Generic[T]):
     async def _live(self, store: MemoryStore | CrashingStore, clock: FakeClock, death: Death) -> Outcome[T] | None:
         self._repeated: list[str] = []
         runtime = RuntimeUnderTest(
-            store, clock=clock, workflows=self._workflows, provide=self._provide, budgets=self._budgets
-        )
+            store, clock=clock, workflows=self._workflows, provide=self._provide, budgets=self._budgets,
+            secrets=self._secrets,
+        )  # fmt: skip
         outcome = await Mortal[T](runtime, death, self._opened).live(self._scenario)
         if outcome is not None:
             self._learnt = runtime.learnt
