@@ -462,6 +462,15 @@ def test_no_query_reads_a_whole_table_but_those_that_list_it(store: SqliteStore)
     assert scanning <= SCANS
 
 
+@pytest.mark.parametrize("query", ["insert_run", "insert_event", "insert_event_with_gaps", "end_run"])
+def test_what_each_run_passes_fills_no_table_of_its_own(store: SqliteStore, query: str) -> None:
+    """As the test of an index's condition did that looked for a status in a list: SQLite made that list a table."""
+    wants = [0] * QUERIES[query].count("?")
+    with store._writer as connection:  # pyright: ignore[reportPrivateUsage]
+        program = connection.execute(f"EXPLAIN {QUERIES[query]}", wants).fetchall()
+    assert "OpenEphemeral" not in {opcode for _, opcode, *_ in program}
+
+
 # ── what is remembered between commits ───────────────────────────────────────────────────────
 def test_the_memory_of_verified_runs_is_bounded(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "RUNS_REMEMBERED_MAX", 10)

@@ -53,7 +53,9 @@ from perdure.store.sqlite.rows import (
 from perdure.store.sqlite.writer import Facts
 
 QUERIES = load_queries(os.path.join(os.path.dirname(__file__), "queries"))
-INSERT_EVENT = QUERIES["insert_event"]
+INSERT_EVENT, INSERT_WITH_GAPS = QUERIES["insert_event"], QUERIES["insert_event_with_gaps"]
+NULL = -1
+"""What stands for it in the queries that say so: for each None the driver first looks for an adapter."""
 
 
 def append_alone(connection: sqlite3.Connection, facts: Facts, write: Write) -> Done | None:
@@ -70,24 +72,27 @@ def append_alone(connection: sqlite3.Connection, facts: Facts, write: Write) -> 
     rid, length = write.rid, write.expected_length
     if facts.standing.get(rid) != (write.epoch, length):
         return None
-    connection.execute(INSERT_EVENT, event_values(rid, write.rows[0], write.id))
+    row = write.rows[0]
+    is_whole = row.input is not None and row.output is not None
+    connection.execute(INSERT_EVENT if is_whole else INSERT_WITH_GAPS, event_values(rid, row, write.id))
     facts.standing[rid] = (write.epoch, length + 1)
     return Done(rid, length + 1)
 
 
-def event_values(rid: int, row: Row, append_id: bytes | None = None) -> tuple[Any, ...]:
-    """The row as INSERT_EVENT wants it. `append_id` goes with an append's first row.
+def event_values(rid: int, row: Row, append_id: bytes | None) -> tuple[Any, ...]:
+    """The row as INSERT_WITH_GAPS wants it, and INSERT_EVENT if nothing is missing. `append_id` goes with an append's
+    first row.
 
-    Bytes as bytearray: for each bytes object the driver of Python 3.11 first looks for an adapter, half a microsecond
-    long. Written out, since every event passes here."""
+    Bytes as bytearray: for each bytes object the driver, too, first looks for an adapter, half a microsecond long.
+    Written out, since every event passes here."""
     envelope, before, after, head = row.envelope, row.input, row.output, row.hash
     return (
         rid, row.seq, row.at, row.kind,
         bytearray(envelope) if type(envelope) is bytes else envelope,
-        bytearray(before) if type(before) is bytes else before,
-        bytearray(after) if type(after) is bytes else after,
+        bytearray(before) if type(before) is bytes else NULL if before is None else before,
+        bytearray(after) if type(after) is bytes else NULL if after is None else after,
         bytearray(head) if type(head) is bytes else head,
-        bytearray(append_id) if type(append_id) is bytes else append_id,
+        NULL if append_id is None else bytearray(append_id),
     )  # fmt: skip
 
 
@@ -111,9 +116,10 @@ class Commit:
         self._ids = dict[str, tuple[int, bytes] | None]()
         self._new_runs = list[tuple[Any, ...]]()
         self._events = list[tuple[Any, ...]]()
+        self._events_with_gaps = list[tuple[Any, ...]]()
         self._blobs = list[tuple[int, bytes, bytes]]()
         self._taken = list[tuple[int, int]]()
-        self._ended = list[dict[str, Any]]()
+        self._ended = list[tuple[Any, ...]]()
 
     def apply(self, writes: Sequence[Write]) -> list[Outcome]:
         for write in writes:
@@ -147,6 +153,10 @@ class Commit:
         self._flush()
         return self._connection.execute(QUERIES[name], parameters)
 
+    def _sql_named(self, name: str, values: dict[str, Any]) -> None:
+        self._flush()
+        self._connection.execute(QUERIES[name], values)
+
     def _flush(self) -> None:
         """Write what was collected."""
         if self._new_runs:
@@ -155,6 +165,9 @@ class Commit:
         if self._events:
             self._connection.executemany(INSERT_EVENT, self._events)
             self._events.clear()
+        if self._events_with_gaps:
+            self._connection.executemany(INSERT_WITH_GAPS, self._events_with_gaps)
+            self._events_with_gaps.clear()
         if self._blobs:
             self._connection.executemany(QUERIES["insert_blob"], self._blobs)
             self._blobs.clear()
@@ -247,7 +260,7 @@ class Commit:
         rid, rows = append.rid, append.rows
         append_id: bytes | None = append.id
         for row in rows:
-            self._events.append(event_values(rid, row, append_id))
+            self._add(rid, row, append_id)
             append_id = None
         if not rows:
             self._sql("note_rowless", append.id, rid)
@@ -264,6 +277,10 @@ class Commit:
         ):
             self._record_effects(append)
         return Done(rid, length)
+
+    def _add(self, rid: int, row: Row, append_id: bytes | None) -> None:
+        is_whole = append_id is not None and row.input is not None and row.output is not None
+        (self._events if is_whole else self._events_with_gaps).append(event_values(rid, row, append_id))
 
     def _record_others(self, append: Append) -> None:
         """What touches the index row, or other runs. After the rows, in the order in which each may see the last."""
@@ -313,7 +330,27 @@ class Commit:
 
     # ── changes of the index row ─────────────────────────────────────────────────────────────
     def _change(self, rid: int, change: Change) -> None:
-        values: dict[str, Any] = {
+        if change.version is not None:
+            self._sql("move_run", change.version, rid)
+        if change.ending is not None and change.status is not None:
+            self._end(rid, change, change.status, change.ending)
+        elif change.release:
+            self._release(rid, change)
+        else:
+            self._sql_named("change_run", self._changed(rid, change))
+
+    def _end(self, rid: int, change: Change, status: Status, ending: bytes) -> None:
+        if change.state is not None or change.chapter_seq is not None:
+            self._sql_named("change_run", self._changed(rid, change))
+        waiting = change.waiting
+        self._ended.append((
+            str(status), change.reason, change.hint, None if waiting is None else bytearray(waiting),
+            self._now, bytearray(ending), rid,
+        ))  # fmt: skip
+        self._facts.standing.pop(rid, None)
+
+    def _changed(self, rid: int, change: Change) -> dict[str, Any]:
+        return {
             "rid": rid,
             "status": change.status,
             "reason": change.reason,
@@ -323,25 +360,15 @@ class Commit:
             "chapter_seq": change.chapter_seq,
             "now": self._now,
         }
-        if change.version is not None:
-            self._sql("move_run", change.version, rid)
-        if change.ending is not None:
-            self._ended.append(values | {"due_at": None, "wakes": "nothing", "ending": change.ending})
-            self._facts.standing.pop(rid, None)
-        elif change.release:
-            self._release(rid, change, values)
-        else:
-            self._flush()
-            self._connection.execute(QUERIES["change_run"], values)
 
-    def _release(self, rid: int, change: Change, values: dict[str, Any]) -> None:
+    def _release(self, rid: int, change: Change) -> None:
         due_at = change.due_at
         kinds = [kind for (kind,) in self._sql("waiting_kinds", rid)]
         if rules.is_waking(change.wakes, kinds):
             due_at = rules.earlier(due_at, self._now)
         self._forgive(rid)
-        values |= {"due_at": due_at, "wakes": change.wakes, "ending": None}
-        self._connection.execute(QUERIES["release_run"], values)
+        values = self._changed(rid, change) | {"due_at": due_at, "wakes": change.wakes}
+        self._sql_named("release_run", values)
         self._facts.standing.pop(rid, None)  # a run that waits costs no memory; who claims it notes where it stands
 
     def _forgive(self, rid: int) -> None:
@@ -350,10 +377,10 @@ class Commit:
         if found is not None and not is_quiet(self._connection, rid, found[1]):
             self._sql("forgive", rid)
 
-    def _end_all(self, ended: Sequence[dict[str, Any]]) -> None:
+    def _end_all(self, ended: Sequence[tuple[Any, ...]]) -> None:
         """Runs that have ended: who watches them is told, their mail is dropped."""
-        self._connection.executemany(QUERIES["release_run"], ended)
-        endings = {values["rid"]: values["ending"] for values in ended}
+        self._connection.executemany(QUERIES["end_run"], ended)
+        endings = {rid: ending for *_, ending, rid in ended}
         rids = msgspec.json.encode([*endings]).decode()
         self._sql("clear_mailboxes", rids)
         watchers = self._sql("watchers_of", rids).fetchall()
@@ -393,14 +420,18 @@ class Commit:
         self._ids[new.run_id] = rid, new.id
         status, owner, epoch, due_at = self._first_owner(new)
         self._new_runs.append((
-            rid, new.run_id, new.id, new.workflow, new.version, status, owner, epoch, new.input_digest,
-            new.created_at, self._now, due_at, new.parent_run_id, _tags(new), rules.first_wakes(new), new.length,
-            new.chapter_seq, *_origin(new),
+            rid, new.run_id, bytearray(new.id), new.workflow, new.version, str(status),
+            NULL if owner is None else owner, epoch, bytearray(new.input_digest), new.created_at, self._now,
+            NULL if due_at is None else due_at, NULL if new.parent_run_id is None else new.parent_run_id, _tags(new),
+            str(rules.first_wakes(new)), new.length, new.chapter_seq,
         ))  # fmt: skip
+        if new.lineage or new.forked_from is not None:
+            self._sql("note_origin", *_origin(new), rid)
         if new.forked_from is not None:
             self._sql("copy_events", rid, new.forked_from.rid, new.forked_from.seq)
             self._sql("copy_blobs", rid, new.forked_from.rid)
-        self._events.extend(event_values(rid, row) for row in new.rows)
+        for row in new.rows:
+            self._add(rid, row, None)
         self._blobs.extend((rid, digest, body) for digest, body in new.blobs)
         self._facts.standing[rid] = (epoch, new.length)
         return rid

@@ -9,7 +9,7 @@ WITH RECURSIVE needed (rid, run_id) AS (
     SELECT child.rid, child.run_id FROM needed JOIN runs AS child ON child.parent_run_id = needed.run_id
 )
 SELECT rid FROM runs
-WHERE status IN ('completed', 'failed', 'cancelled') AND updated_at < :ended_before AND NOT EXISTS (
+WHERE ending IS NOT NULL AND updated_at < :ended_before AND NOT EXISTS (
     SELECT 1 FROM runs AS parent
     WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('completed', 'failed', 'cancelled')
 ) AND NOT EXISTS (SELECT 1 FROM outbox WHERE outbox.rid = runs.rid AND outbox.status <> 'sent')

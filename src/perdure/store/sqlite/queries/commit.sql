@@ -1,4 +1,5 @@
--- What commits of writes need.
+-- What commits of writes need. Where -1 stands for NULL, that is since each run passes there, and the driver of Python
+-- takes longer over one None than over ten other values.
 
 -- name: standing
 SELECT epoch, status, (SELECT max(seq) FROM events WHERE events.rid = runs.rid), last_rowless
@@ -9,6 +10,10 @@ SELECT append_id FROM events WHERE rid = ? AND seq = ?;
 
 -- name: insert_event
 INSERT INTO events (rid, seq, at, kind, envelope, input, output, hash, append_id) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: insert_event_with_gaps
+INSERT INTO events (rid, seq, at, kind, envelope, input, output, hash, append_id)
+VALUES (?, ?, ?, ?, ?, nullif(?, -1), nullif(?, -1), ?, nullif(?, -1));
 
 -- name: insert_blob
 INSERT INTO blobs (rid, digest, body) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
@@ -80,9 +85,11 @@ SELECT rid, create_id FROM runs WHERE run_id = ?;
 -- name: insert_run
 INSERT INTO runs (
     rid, run_id, create_id, workflow, version, status, owner, epoch, input_digest,
-    created_at, updated_at, due_at, parent_run_id, tags, wakes, claimed_length, chapter_seq, lineage, forked_from,
-    forked_seq
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    created_at, updated_at, due_at, parent_run_id, tags, wakes, claimed_length, chapter_seq
+) VALUES (?, ?, ?, ?, ?, ?, nullif(?, -1), ?, ?, ?, ?, nullif(?, -1), nullif(?, -1), ?, ?, ?, ?);
+
+-- name: note_origin
+UPDATE runs SET lineage = ?, forked_from = ?, forked_seq = ? WHERE rid = ?;
 
 -- name: copy_events
 INSERT INTO events (rid, seq, at, kind, envelope, input, output, hash)
@@ -116,9 +123,21 @@ UPDATE runs SET
     updated_at = :now,
     owner = NULL,
     due_at = :due_at,
-    wakes = :wakes,
-    ending = :ending
+    wakes = :wakes
 WHERE rid = :rid;
+
+-- name: end_run
+UPDATE runs SET
+    status = ?,
+    reason = ?,
+    hint = ?,
+    waiting = coalesce(?, waiting),
+    updated_at = ?,
+    owner = NULL,
+    due_at = NULL,
+    wakes = 'nothing',
+    ending = ?
+WHERE rid = ?;
 
 -- name: deaths_without_progress
 SELECT deaths, claimed_length FROM runs WHERE rid = ? AND deaths > 0;
