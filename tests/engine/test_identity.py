@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 import pytest
 from tests.engine.driving import Driver
@@ -52,6 +53,13 @@ def test_labels_show_task_name_and_use() -> None:
     ]
     driver.end_child("child", 6)
     driver.check_replays()
+
+
+def test_the_first_tasks_of_two_runs_hash_alike_but_not_in_the_set_of_all_tasks() -> None:
+    roots = [loop.live_tasks()[0] for loop in (Driver(branches).execution.loop, Driver(branches).execution.loop)]
+    assert hash(roots[0]) == hash(roots[1]) == roots[0].ordinal
+    kept = [hash(kept) for root in roots for kept in weakref.getweakrefs(root)]
+    assert len(set(kept)) == len(kept)
 
 
 def test_ordinals_count_all_calls_of_a_task() -> None:

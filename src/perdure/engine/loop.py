@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import contextvars
 import heapq
+import itertools
 import sys
 import threading
 from asyncio import events as asyncio_events
@@ -37,6 +38,9 @@ def inline(function: Callable[..., Any], args: Sequence[Any]) -> Any:
     return function(*args)
 
 
+_unlike_any = itertools.count(1 << 32)
+
+
 class LoopFuture(asyncio.Future[Any]):
     """A future whose hash is its ordinal on its loop."""
 
@@ -53,14 +57,19 @@ class LoopTask(asyncio.Task[Any]):
 
     __slots__ = ("calls", "children", "ordinal", "path", "randoms", "uses")
 
-    def __init__(self, coro: Any, *, path: str, ordinal: int, **options: Any) -> None:
+    def __init__(self, coro: Any, *, path: str, ordinal: int, eager_start: bool = False, **options: Any) -> None:
+        """Until it is made it hashes unlike any other task: asyncio puts it in a set of all tasks of the process, where
+        the first tasks of a thousand runs, of the same ordinal, would each be compared with all the others."""
         self.path = path
-        self.ordinal = ordinal
+        self.ordinal = ordinal if eager_start else next(_unlike_any)
         self.calls = 0
         self.children = 0
         self.randoms = 0
         self.uses: dict[str, int] = {}
+        if eager_start:
+            options["eager_start"] = True
         super().__init__(coro, **options)
+        self.ordinal = ordinal
 
     def __hash__(self) -> int:
         return self.ordinal
