@@ -209,11 +209,11 @@ def test_at_its_deadline_every_timer_is_due(offset: int, delay: float) -> None:
     """A runtime wakes a run at exactly the microsecond that the run names; the timer has to fire then."""
     loop = Driver(sleeping, 0).execution.loop
     now = START + offset
-    loop.move_time(now / SECOND)
+    loop.now_seconds = now / SECOND
     loop.call_later(delay, print)
     when = loop.next_deadline()
     assert when is not None
     at = _due_at(when)
     assert 0 <= at - when * SECOND <= 1.5
-    loop.move_time(at / SECOND)
+    loop.now_seconds = at / SECOND
     assert len(loop.pop_due()) == 1

@@ -7,7 +7,7 @@ kept with it (name, use, digest of the arguments) is there to notice that the co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
@@ -46,62 +46,67 @@ class CallFuture(LoopFuture):
         return True
 
 
-class Ask:
-    """A durable call whose outcome is not delivered yet."""
+class Ask(msgspec.Struct, eq=False):
+    """A durable call whose outcome is not delivered yet. A struct: one is made for each call that the code makes."""
 
-    __slots__ = ("future", "key", "name", "use")
-    kind = "call"
+    key: Key
+    name: str
+    use: int
+    future: CallFuture
 
-    def __init__(self, key: Key, name: str, use: int, future: CallFuture) -> None:
-        self.key, self.name, self.use, self.future = key, name, use, future
-        future.ask = self
+    kind: ClassVar[str] = "call"
 
     @property
     def label(self) -> str:
         return f"{self.key[0]}/{self.name}#{self.use}"
 
 
-class StepAsk(Ask):
+AnyAsk = TypeVar("AnyAsk", bound=Ask)
+
+
+def linked(ask: AnyAsk) -> AnyAsk:
+    """The call, when its future knows it: to cancel the one is to cancel the other."""
+    ask.future.ask = ask
+    return ask
+
+
+class StepAsk(Ask, eq=False):
     """A step to be performed. `input` are its arguments, canonical; `packed` the same as it is to be stored. `grant`:
     the approval that it is made under; a plain step has none unless it was approved."""
 
-    __slots__ = ("grant", "input", "is_recorded", "packed", "spec", "view")
-    kind = "step"
-    is_recorded: bool
     spec: StepSpec
     input: bytes
-    packed: Packed | None
-    view: bytes | None
-    grant: Grant | None
+    view: bytes | None = None
+    packed: Packed | None = None
+    is_recorded: bool = False
+    grant: Grant | None = None
+
+    kind: ClassVar[str] = "step"
 
 
-class EffectAsk(StepAsk):
+class EffectAsk(StepAsk, eq=False):
     """An effect to be performed. Once it may have left, a cancelled one is held until its outcome is known."""
 
-    __slots__ = ("business_key", "revision", "undoes")
-    kind = "effect"
-    business_key: str
-    revision: int
+    business_key: str = ""
+    revision: int = 0
     """The first that it may have."""
-    undoes: str
+    undoes: str = ""
     """The operation that it takes back, if it is the undoing of another effect."""
 
-    def __init__(self, key: Key, name: str, use: int, future: CallFuture) -> None:
-        super().__init__(key, name, use, future)
-        self.revision, self.undoes, self.grant = 0, "", None
+    kind: ClassVar[str] = "effect"
 
 
-class ChildAsk(Ask):
+class ChildAsk(Ask, eq=False):
     """A child run to be started and waited for. `is_started`: its start is recorded, or about to be."""
 
-    __slots__ = ("input", "is_started", "on_cancel", "packed", "run_id", "spec")
-    kind = "child"
-    is_started: bool
     spec: WorkflowSpec
     input: bytes
     packed: Packed
-    run_id: str
     on_cancel: str
+    run_id: str = ""
+    is_started: bool = False
+
+    kind: ClassVar[str] = "child"
 
 
 class ChildCall(msgspec.Struct, frozen=True):
@@ -114,67 +119,64 @@ class ChildCall(msgspec.Struct, frozen=True):
     on_cancel: str
 
 
-class SectionAsk(Ask):
+class SectionAsk(Ask, eq=False):
     """Foreign code to be hosted outside the workflow's loop, its calls answered by a journal."""
 
-    __slots__ = ("args", "function", "is_async", "is_recorded", "kwargs", "result")
-    kind = "section"
-    is_recorded: bool
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     is_async: bool
     result: ValueCodec
+    is_recorded: bool
+
+    kind: ClassVar[str] = "section"
 
 
-class SleepAsk(Ask):
+class SleepAsk(Ask, eq=False):
     """A durable timer."""
 
-    __slots__ = ("deadline", "handle", "length")
-    kind = "sleep"
     length: int
     deadline: int
-    handle: Any
+    handle: Any = None
+
+    kind: ClassVar[str] = "sleep"
 
 
-class ReceiveAsk(Ask):
+class ReceiveAsk(Ask, eq=False):
     """Code that waits for a message, at most for `length` if it has one."""
 
-    __slots__ = ("length", "message")
-    kind = "receive"
     message: str
     length: int
 
+    kind: ClassVar[str] = "receive"
 
-class UnreadAsk(ReceiveAsk):
+
+class UnreadAsk(ReceiveAsk, eq=False):
     """A receive that got a message which it cannot read under `codec`: a person decides what it is to have."""
 
-    __slots__ = ("codec", "unread")
     codec: ValueCodec
     unread: bytes
 
 
-class QuestionAsk(Ask):
+class QuestionAsk(Ask, eq=False):
     """Code that waits for a person's decision. Its name says which question it is."""
 
-    __slots__ = ()
-    kind = "question"
+    kind: ClassVar[str] = "question"
 
 
-class RequestAsk(QuestionAsk):
+class RequestAsk(QuestionAsk, eq=False):
     """Code that waits until people have decided about a request. `raw`: the body, canonical; `packed` the same as it is
     stored. `codec`: how an answer is read. From `expires_at` on (microseconds; 0: never) no decision counts. `about`:
     the step or effect that is to be approved."""
 
-    __slots__ = ("about", "codec", "expires_at", "handle", "id", "packed", "raw", "request")
     request: Request
     codec: ValueCodec
-    id: str
     raw: bytes
     packed: Packed
-    expires_at: int
-    handle: Any
     about: StepSpec | None
+    id: str = ""
+    expires_at: int = 0
+    handle: Any = None
 
     @property
     def kind(self) -> str:  # type: ignore[override]

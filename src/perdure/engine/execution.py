@@ -10,7 +10,6 @@ code as an exception: the code is simply not resumed any more, and `failure` say
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
@@ -42,11 +41,12 @@ from perdure.engine.calls import (
     StepAsk,
     UnreadAsk,
     Waiting,
+    linked,
 )  # fmt: skip
 from perdure.engine.chapters import Beginning, Blocked, ContinueAsNew, Ending, Parting, ending_of, next_chapter
 from perdure.engine.claims import Claims
 from perdure.engine.known import Known
-from perdure.engine.loop import DeterministicLoop, LoopTask, StuckTurn
+from perdure.engine.loop import DeterministicLoop, LoopTask, StuckTurn, current_task
 from perdure.engine.mailbox import Mailbox, unread
 from perdure.engine.randomness import Randomness
 from perdure.engine.sagas import Undoing, WorkflowSaga, refuse_next_chapter, workflow_saga_here
@@ -99,7 +99,7 @@ class Execution:
         self.loop = DeterministicLoop(self)
         self.on_interruption = _nothing  # called in any thread: the code failed between turns
         self.now_us = beginning.at
-        self.loop.move_time(beginning.at / MICROSECONDS)
+        self.loop.now_seconds = beginning.at / MICROSECONDS
         self.memo = Memo()
         self.claims = Claims(
             {} if known is None else known.recorded, waiting, self.memo,
@@ -199,7 +199,7 @@ class Execution:
         loop.idle_callbacks = 0
         if at > self.now_us:
             self.now_us = at
-            loop.move_time(at / MICROSECONDS)
+            loop.now_seconds = at / MICROSECONDS
         if type(event) is e.StepCompleted:  # most of what there is
             self._deliver_value(event, output)
         else:
@@ -465,17 +465,15 @@ class Execution:
         if self.is_closing:
             return self._refuse()
         raw, name = spec.arguments.dumps(args, kwargs), spec.name
-        key, use = self._identify(name)
-        future = self._future()
+        key, use, future = self._new_call(name)
+        view = None if spec.digest_view is None and not spec.ignore else _view(spec, raw, args, kwargs)
         if business_key is None:
-            ask = StepAsk(key, name, use, future)
+            ask = StepAsk(key, name, use, future, spec, raw, view)
         else:
-            ask = EffectAsk(key, name, use, future)
-            ask.business_key, ask.grant = business_key, grant
+            ask = EffectAsk(key, name, use, future, spec, raw, view, grant=grant, business_key=business_key)
             if undoing is not None:
                 ask.undoes, ask.revision = undoing
-        ask.spec, ask.input, ask.packed = spec, raw, None
-        ask.view = None if spec.digest_view is None and not spec.ignore else _view(spec, raw, args, kwargs)
+        future.ask = ask
         claims = self.claims
         recorded = claims.recorded.pop(key, None) if claims.recorded else None
         ask.is_recorded = recorded is not None
@@ -505,8 +503,8 @@ class Execution:
         """The code waits for a person's decision. The future gets the event, and the value that came with it."""
         if self.is_closing:
             return self._refuse()
-        key, use = self._identify(question)
-        ask = QuestionAsk(key, question, use, self._future())
+        key, use, future = self._new_call(question)
+        ask = linked(QuestionAsk(key, question, use, future))
         if self._is_expected(ask, 0):
             self.open[key] = ask
             if key not in self.known.asked:
@@ -516,14 +514,13 @@ class Execution:
     def ask_request(self, request: Request, codec: ValueCodec, about: StepSpec | None = None) -> RequestAsk:
         """The code asks people, and waits until they have decided. The future gets the event that says so, and the
         value that came with it."""
-        name = request.label
-        if self.is_closing:
-            return RequestAsk(NO_KEY, name, 0, self._refuse())
-        raw = request.encoded()
-        key, use = self._identify(name)
-        ask = RequestAsk(key, name, use, self._future())
-        ask.request, ask.codec, ask.raw, ask.packed = request, codec, raw, pack(raw, self.memo)
-        ask.handle, ask.about = None, about
+        refused = self._refuse() if self.is_closing else None
+        name, raw = request.label, request.encoded()
+        packed = pack(raw, self.memo)
+        if refused is not None:
+            return RequestAsk(NO_KEY, name, 0, refused, request, codec, raw, packed, about)
+        key, use, future = self._new_call(name)
+        ask = linked(RequestAsk(key, name, use, future, request, codec, raw, packed, about))
         ask.id = self.approval_at(key)
         ask.expires_at = self.now_us + request.within if request.within else 0
         difference = self.claims.of_call(ask, ask.packed.digest, raw)
@@ -567,13 +564,14 @@ class Execution:
         on_cancel: str = "wait",
     ) -> ChildAsk:
         """A workflow is called from a workflow: a child run, with a derived id unless one is given."""
-        if self.is_closing:
-            return ChildAsk(NO_KEY, spec.name, 0, self._refuse())
+        refused = self._refuse() if self.is_closing else None
         self.check_child_id(run_id)
         raw = spec.arguments.dumps(args, kwargs)
-        key, use = self._identify(spec.name)
-        ask = ChildAsk(key, spec.name, use, self._future())
-        ask.spec, ask.input, ask.packed, ask.on_cancel = spec, raw, pack(raw, self.memo), on_cancel
+        packed = pack(raw, self.memo)
+        if refused is not None:
+            return ChildAsk(NO_KEY, spec.name, 0, refused, spec, raw, packed, on_cancel)
+        key, use, future = self._new_call(spec.name)
+        ask = linked(ChildAsk(key, spec.name, use, future, spec, raw, packed, on_cancel))
         started = self.known.children.get(key)
         ask.is_started = started is not None
         ask.run_id = run_id or (self._child_id(spec, key) if started is None else started.run_id)
@@ -604,10 +602,9 @@ class Execution:
         """Foreign code is to be hosted outside this loop."""
         if self.is_closing:
             return self._refuse()
-        key, use = self._identify(name)
-        ask = SectionAsk(key, name, use, self._future())
-        ask.function, ask.args, ask.kwargs, ask.is_async, ask.result = function, args, kwargs, is_async, result
-        ask.is_recorded = key in self.claims.recorded
+        key, use, future = self._new_call(name)
+        is_recorded = key in self.claims.recorded
+        ask = linked(SectionAsk(key, name, use, future, function, args, kwargs, is_async, result, is_recorded))
         if (saga := workflow_saga_here(f"section {name}")) is not None:
             self.sagas[key] = saga
         self._ask(ask, None, b"")
@@ -629,10 +626,9 @@ class Execution:
             raise UsageError(
                 f"perdure.sleep({seconds!r}): a length between 0 and 100 years, in seconds or as timedelta"
             )
-        key, use = self._identify("sleep")
-        ask = SleepAsk(key, "sleep", use, self._future())
-        ask.length = round(seconds * MICROSECONDS)
-        ask.deadline = self.now_us + ask.length
+        key, use, future = self._new_call("sleep")
+        length = round(seconds * MICROSECONDS)
+        ask = linked(SleepAsk(key, "sleep", use, future, length, self.now_us + length))
         if self._known is not None and self._known.resting is not None:
             ask.deadline = self.known.decisions.arm(key, ask.length, ask.deadline)
         if self._is_expected(ask, ask.length):
@@ -652,15 +648,14 @@ class Execution:
         if self.is_closing:
             await self._refuse()
         self._check_message_name(name)
-        key, use = self._identify(f"receive:{name}")
+        key, use, future = self._new_call(f"receive:{name}")
         queue = self.mailbox.queue(name)
-        claimed = ReceiveAsk(key, f"receive:{name}", use, self._future())
         length = round(within_seconds * MICROSECONDS)
+        claimed = linked(ReceiveAsk(key, f"receive:{name}", use, future, name, length))
         if not (self.claims.is_settled or self._is_expected(claimed, length)):
             await claimed.future
         while not queue:
-            ask = ReceiveAsk(key, f"receive:{name}", use, self._future())
-            ask.message, ask.length = name, length
+            ask = linked(ReceiveAsk(key, f"receive:{name}", use, self._future(), name, length))
             self.open[key] = ask
             self.mailbox.join(ask)
             try:
@@ -680,8 +675,8 @@ class Execution:
 
     async def _settled(self, of: ReceiveAsk, length: int, codec: ValueCodec, message: bytes, problem: str) -> Any:
         """What stands for a message that cannot be read. Given up, the message is the next receive's."""
-        ask = UnreadAsk(of.key, of.name, of.use, self._future())
-        ask.message, ask.length, ask.codec, ask.unread = of.name.partition(":")[2], length, codec, message
+        name = of.name.partition(":")[2]
+        ask = linked(UnreadAsk(of.key, of.name, of.use, self._future(), name, length, codec, message))
         self.open[ask.key] = ask
         if ask.key not in self.known.unread:
             hint = f"{unread(ask.message, message)} does not fit what is received there: {problem}"
@@ -733,7 +728,7 @@ class Execution:
         """What ends this chapter, to be raised. UsageError in a child task, or while calls are in flight.
 
         A receive takes nothing with it when it goes, and of an abandoned child the run wants to hear nothing."""
-        if asyncio.current_task(self.loop) is not self._root:
+        if current_task(self.loop) is not self._root:
             raise UsageError("continue_as_new() belongs into the workflow's own task, not into one that it started")
         refuse_next_chapter()
         flying = [ask.label for ask in self.open.values() if not (isinstance(ask, ReceiveAsk) or _is_abandoned(ask))]
@@ -747,18 +742,18 @@ class Execution:
         """The time of the event being delivered, UTC."""
         return when(self.now_us)
 
-    def _identify(self, name: str) -> tuple[Key, int]:
+    def _new_call(self, name: str) -> tuple[Key, int, CallFuture]:
+        """What a call is known by, how often its task has used this name, and the future that will carry its answer."""
         loop = self.loop
-        task = asyncio.current_task(loop)
+        task = current_task(loop)
         if not isinstance(task, LoopTask):
             raise UsageError(f"{name} was called outside every task of the workflow: make a task for it")
         loop.idle_callbacks = 0
         n = task.calls
         task.calls = n + 1
         uses = task.uses
-        use = uses.get(name, 0) + 1
-        uses[name] = use
-        return (task.path, n), use
+        use = uses[name] = uses.get(name, 0) + 1
+        return (task.path, n), use, self._future()
 
     def _future(self) -> CallFuture:
         loop = self.loop
@@ -817,7 +812,7 @@ class Execution:
         self._refusals += 1
         if self._refusals <= REFUSALS_MAX:
             raise Dropped("this run is being dropped from memory: no durable call is made any more")
-        return Ask(NO_KEY, "refused", 0, self._future()).future
+        return linked(Ask(NO_KEY, "refused", 0, self._future())).future
 
     def close(self) -> None:
         """Drop the run from memory: cancel and drain its loop in its own context, with durable calls refused."""

@@ -40,7 +40,7 @@ from perdure.decisions.premises import (
     plain,
     told,
 )
-from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS, Attempts, Grant, StepAsk
+from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS, Attempts, Grant, StepAsk, linked
 from perdure.engine.rewinding import Reusable, split
 from perdure.errors import PremiseUnreadableError
 from perdure.history import events as e
@@ -265,11 +265,8 @@ class Premises:
     def _ask_of(self, live: LiveRun, rest: Rest, asked: Asked) -> StepAsk:
         from perdure.runtime.hosted.request import unused_future
 
-        event = rest.event
-        ask = StepAsk(event.key, event.name, event.use, unused_future(live))
-        ask.spec, ask.input, ask.is_recorded = asked.spec, asked.input, True
-        ask.packed = ask.view = ask.grant = None
-        return ask
+        event, future = rest.event, unused_future(live)
+        return linked(StepAsk(event.key, event.name, event.use, future, asked.spec, asked.input, is_recorded=True))
 
     async def _read_apart(self, flight: Flight) -> Values:
         performer, spec = self._turns.performer, flight.ask.spec

@@ -41,6 +41,7 @@ from perdure.engine.calls import (
     section_of,
 )
 from perdure.engine.execution import Execution
+from perdure.engine.loop import current_task
 from perdure.errors import AuthorityUnreadableError, HistoryCorruptError, PerdureBug, StoreError
 from perdure.history import events as e
 from perdure.runtime import contracts, load, mail
@@ -475,7 +476,7 @@ class Turns:
         """Let the code run: here, or in a turn thread if its turns have shown to be long."""
         if not live.is_slow or self._guard is not None:
             try:
-                if asyncio.current_task(self.loop) is not None:
+                if current_task(self.loop) is not None:
                     raise PerdureBug("a turn was driven from inside a task")
                 self._drive(live, turn)
                 then()

@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from perdure.engine.calls import ChildAsk, ChildCall, Grant, Key
+from perdure.engine.calls import ChildAsk, ChildCall, Grant, Key, linked
 from perdure.errors import RunCancelledError
 from perdure.history import events as e
 from perdure.runtime.attempt import LANE
@@ -44,8 +44,9 @@ class HostedChildren:
         raw = spec.arguments.dumps(args, kwargs)
 
         def perform(request: Request) -> None:
-            ask = ChildAsk(request.key, spec.name, request.key[1] + 1, unused_future(self._live))
-            ask.spec, ask.input, ask.packed, ask.on_cancel = spec, raw, request.packed, on_cancel
+            future = unused_future(self._live)
+            ask = ChildAsk(request.key, spec.name, request.key[1] + 1, future, spec, raw, request.packed, on_cancel)
+            linked(ask)
             ask.is_started = request.record is not None
             ask.run_id = self.child_id(request)
             request.is_wait = True

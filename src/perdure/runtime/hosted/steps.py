@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from perdure.engine.calls import EffectAsk, Grant, StepAsk
+from perdure.engine.calls import EffectAsk, Grant, StepAsk, linked
 from perdure.engine.sagas import Undoing, open_here
 from perdure.ledger.operations import business_key_of
 from perdure.runtime.attempt import LANE
@@ -71,18 +71,14 @@ class HostedSteps:
         self, request: Request, spec: StepSpec, raw: bytes, business_key: str | None, undoing: Undoing | None,
         grant: Grant | None,
     ) -> StepAsk:  # fmt: skip
-        of, future = (request.key, spec.name, request.key[1] + 1), unused_future(self._live)
+        key, use, future = request.key, request.key[1] + 1, unused_future(self._live)
+        packed, is_recorded = request.packed, request.record is not None
         if business_key is None:
-            ask = StepAsk(*of, future)
-        else:
-            ask = EffectAsk(*of, future)
-            ask.business_key = business_key
-            if undoing is not None:
-                ask.undoes, ask.revision = undoing
-        ask.spec, ask.input, ask.packed, ask.view = spec, raw, request.packed, None
-        ask.is_recorded = request.record is not None
-        ask.grant = grant
-        return ask
+            return linked(StepAsk(key, spec.name, use, future, spec, raw, None, packed, is_recorded, grant))
+        ask = EffectAsk(key, spec.name, use, future, spec, raw, None, packed, is_recorded, grant, business_key)
+        if undoing is not None:
+            ask.undoes, ask.revision = undoing
+        return linked(ask)
 
     def spend_at_once(self, grant: Grant, call: str, *, lapsed: bool = False) -> None:
         """An approval is used up, or has lapsed: from wherever the code runs."""
