@@ -144,7 +144,7 @@ class Ends:
             if cancel is not None:
                 execution.deliver(cancel, live.last_at)
 
-        self._turns.turn(live, turn, lambda: self._turns.advance(live))
+        self._turns.turn(live, turn, (), self._turns.advance, live)
         self._turns.on_letters()
 
 

@@ -60,8 +60,7 @@ from perdure.runtime.settling import Settling
 from perdure.runtime.standstill import Standstill
 from perdure.runtime.threads import DaemonThreads
 from perdure.runtime.transactions import Transactions
-from perdure.runtime.writer import Done as DoneCallback
-from perdure.runtime.writer import Writer
+from perdure.runtime.writer import Job, Writer
 from perdure.specs import WorkflowSpec
 from perdure.store.protocol import (
     CONTROL_KINDS,
@@ -80,7 +79,6 @@ from perdure.store.protocol import (
     Status,
     Store,
     Wakes,
-    Write,
 )
 
 if TYPE_CHECKING:
@@ -270,7 +268,7 @@ class Turns:
             except HistoryCorruptError as error:
                 live.execution.fail("undecodable", str(error))
 
-        self.turn(live, turn, lambda: self._replayed(live, trouble))
+        self.turn(live, turn, (), self._replayed, live, trouble)
 
     def _park_unheld(self, info: RunInfo, reason: str, hint: str) -> None:
         """A run that cannot be held in memory waits for a person, or for other code. Decisions about it are taken in:
@@ -336,7 +334,7 @@ class Turns:
         live = load.fresh(info, new, input_raw, self.catalog, log=warn)
         self._take_in(live)
         live.execution.on_interruption = self.on_interruption
-        self.turn(live, live.execution.begin, partial(self.advance, live))
+        self.turn(live, live.execution.begin, (), self.advance, live)
 
     def interrupted(self, execution: Execution) -> None:
         """Code failed between its turns: a foreign thread called into it. Called in that thread."""
@@ -385,17 +383,17 @@ class Turns:
         if live.is_in_turn:
             live.deferred += (partial(self._deliver_now, live),)
         elif live.undelivered and not live.is_gone:
-            self._deliver(live, (), partial(self.advance, live))
+            self._deliver(live, (), self.advance, live)
 
-    def _deliver(self, live: LiveRun, outcomes: Sequence[Delivery], then: Callable[[], None]) -> None:
+    def _deliver(self, live: LiveRun, outcomes: Sequence[Delivery], then: Callable[..., None], *of: Any) -> None:
         """Deliver these; lazy results that are still to be delivered stand before them in the history, and go first."""
         if live.undelivered:
             outcomes, live.undelivered = (*live.undelivered, *outcomes), ()
         live.execution.outcomes_left = len(outcomes) + live.outcomes_under_way
         if outcomes:
-            self.turn(live, partial(live.execution.deliver_all, outcomes), then)
+            self.turn(live, live.execution.deliver_all, (outcomes,), then, *of)
         else:
-            then()
+            then(*of)
 
     def flush_lazy(self) -> None:
         """Have lazy results written that nothing else has taken along."""
@@ -410,17 +408,17 @@ class Turns:
             self.writer.schedule()
 
     # ── append ───────────────────────────────────────────────────────────────────────────────
-    def _appends(self) -> Iterable[tuple[Write, DoneCallback]]:
+    def _appends(self) -> Iterable[Job]:
         dirty, self._dirty = self._dirty, {}
         now = self.clock.now()
         for live in dirty.values():
             if live.under_way is None and not live.is_gone and not live.is_in_turn:
                 try:
-                    yield self._append(live, now)
+                    yield self._append(live, now), self.committed, live
                 except Exception as error:  # in one run it keeps no other from being written
                     self.contain(live, error)
 
-    def _append(self, live: LiveRun, now: int) -> tuple[Write, DoneCallback]:
+    def _append(self, live: LiveRun, now: int) -> Append:
         if live.execution.state is not live.state_written:
             live.state_written = live.execution.state
             live.change = (live.change or Change())._replace(state=live.state_written)
@@ -428,8 +426,7 @@ class Turns:
             live.has_waiting_set = False
             change = live.change or self.parking.change(live)
             live.change = change if change.waiting is not None else change._replace(waiting=b"")
-        append = live.build(self._id_prefix + next(self._ids).to_bytes(8, "big"), now)
-        return append, partial(self.committed, live)
+        return live.build(self._id_prefix + next(self._ids).to_bytes(8, "big"), now)
 
     def committed(self, live: LiveRun, outcome: Outcome | Exception) -> None:
         if live.is_gone:
@@ -440,7 +437,7 @@ class Turns:
         try:
             if isinstance(outcome, Done):
                 written = live.committed(outcome.length)
-                self._deliver(live, written.outcomes, partial(self._delivered, live, written))
+                self._deliver(live, written.outcomes, self._delivered, live, written)
             elif isinstance(outcome, Exists):
                 self.children.exists(live, outcome)
             elif isinstance(outcome, Held):
@@ -472,14 +469,17 @@ class Turns:
         self.forget(live)
 
     # ── step ─────────────────────────────────────────────────────────────────────────────────
-    def turn(self, live: LiveRun, turn: Callable[[], None], then: Callable[[], None]) -> None:
-        """Let the code run: here, or in a turn thread if its turns have shown to be long."""
+    def turn(
+        self, live: LiveRun, turn: Callable[..., None], given: tuple[Any, ...], then: Callable[..., None], *of: Any
+    ) -> None:
+        """Let the code run, by `turn(*given)`: here, or in a turn thread if its turns have shown to be long. After that
+        `then(*of)`."""
         if not live.is_slow or self._guard is not None:
             try:
                 if current_task(self.loop) is not None:
                     raise PerdureBug("a turn was driven from inside a task")
-                self._drive(live, turn)
-                then()
+                self._drive(live, turn, given)
+                then(*of)
             except KeyboardInterrupt:
                 self.forget(live)
                 raise
@@ -487,8 +487,8 @@ class Turns:
                 self.contain(live, error)
             return
         live.is_in_turn = True
-        turning = self.loop.run_in_executor(self._threads, self._drive, live, turn)
-        turning.add_done_callback(partial(self._turned, live, then))
+        turning = self.loop.run_in_executor(self._threads, self._drive, live, turn, given)
+        turning.add_done_callback(partial(self._turned, live, partial(then, *of)))
 
     def _turned(self, live: LiveRun, then: Callable[[], None], done: asyncio.Future[None]) -> None:
         """A turn thread is back: what happened to the run meanwhile is taken in now."""
@@ -511,15 +511,15 @@ class Turns:
             self.contain(live, error)
         self.on_letters()
 
-    def _drive(self, live: LiveRun, turn: Callable[[], None]) -> None:
+    def _drive(self, live: LiveRun, turn: Callable[..., None], given: tuple[Any, ...]) -> None:
         """One turn. KeyboardInterrupt goes on its way: the run is then dropped from memory, unrecorded."""
         began = self._stopwatch()
         self._open_turns[live.rid] = (live, began)
         try:
             if self._guard is None:
-                turn()
+                turn(*given)
             else:
-                self._guard(live, turn)
+                self._guard(live, partial(turn, *given))
         finally:
             self._open_turns.pop(live.rid, None)
             live.is_slow = self._stopwatch() - began > SLOW_TURN_SECONDS

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from typing import Any
 
 from perdure.errors import StoreError
 from perdure.store.protocol import Append, Outcome, Store, Write
@@ -26,8 +26,10 @@ FIRST_RETRY_SECONDS = 0.02
 LONGEST_RETRY_SECONDS = 1.0
 FAILURES_IN_A_ROW_MAX = 2
 
-Done = Callable[[Outcome | Exception], None]
-Job = tuple[Write, Done]
+Done = Callable[[Any, Outcome | Exception], None]
+Job = tuple[Write, Done, Any]
+"""What is to be written, who is told the outcome, and what it is about: a closure for each write would cost more."""
+Told = tuple[Done, Any, Outcome | Exception]
 
 
 class Writer:
@@ -62,7 +64,7 @@ class Writer:
 
         To cancel the future keeps nothing from being written; `unheard` is then called when it is."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
-        self._jobs.append((write, partial(_answer, future, unheard)))
+        self._jobs.append((write, _answer, (future, unheard)))
         self.schedule()
         return future
 
@@ -120,7 +122,7 @@ class Writer:
     def _commit(self, jobs: list[Job]) -> list[Outcome | Exception] | StoreError:
         began = self._stopwatch()
         try:
-            outcomes: list[Outcome | Exception] = list(self._store.commit([write for write, _ in jobs]))
+            outcomes: list[Outcome | Exception] = list(self._store.commit([write for write, _, _ in jobs]))
         except StoreError as error:
             return error
         except Exception as error:  # a write that no store can take, which costs nobody but its writer
@@ -153,15 +155,15 @@ class Writer:
             self._set_aside(jobs, outcomes)
         else:
             self._note_success()
-            self._tell(iter([(done, outcome) for (_, done), outcome in zip(jobs, outcomes, strict=True)]))
+            self._tell(iter([(done, of, outcome) for (_, done, of), outcome in zip(jobs, outcomes, strict=True)]))
         if self._jobs:
             self.schedule()
 
-    def _tell(self, told: Iterator[tuple[Done, Outcome | Exception]]) -> None:
+    def _tell(self, told: Iterator[Told]) -> None:
         """Tell each writer its outcome. What one of them raises (Ctrl-C in a turn) keeps it from none of the others."""
         try:
-            for done, outcome in told:
-                done(outcome)
+            for done, of, outcome in told:
+                done(of, outcome)
         except BaseException:
             self._loop.call_soon(self._tell, told)  # an iterator: it goes on with the next
             raise
@@ -218,14 +220,14 @@ class Writer:
         """Runs wait until the store takes what they write; who waits for a start or a message is told that it does
         not."""
         self._is_busy = False
-        told = list[tuple[Done, Outcome | Exception]]()
+        told = list[Told]()
         left, error = list[Job](), None
         for job, outcome in zip(jobs, outcomes, strict=True):
             if isinstance(outcome, StoreError) and isinstance(job[0], Append):
                 error = outcome
                 left.append(job)
             else:
-                told.append((job[1], outcome))
+                told.append((job[1], job[2], outcome))
         if error is not None:  # those that were tried first are tried last the next time
             self._set_aside(left[FAILURES_IN_A_ROW_MAX:] + left[:FAILURES_IN_A_ROW_MAX], error)
         elif not any(isinstance(outcome, StoreError) for outcome in outcomes):
@@ -234,8 +236,8 @@ class Writer:
         self.schedule()
 
     def _refuse(self, jobs: list[Job], error: StoreError) -> None:
-        for _, done in jobs:
-            done(error)
+        for _, done, of in jobs:
+            done(of, error)
 
     @property
     def is_idle(self) -> bool:
@@ -249,8 +251,9 @@ class Writer:
 
 
 def _answer(
-    future: asyncio.Future[Outcome], unheard: Callable[[], None] | None, outcome: Outcome | Exception
+    asked: tuple[asyncio.Future[Outcome], Callable[[], None] | None], outcome: Outcome | Exception
 ) -> None:
+    future, unheard = asked
     if future.done():
         if unheard is not None:
             unheard()
