@@ -181,8 +181,7 @@ class LiveRun:
     def has_something_to_write(self) -> bool:
         return bool(self.entries or self.change or self.new_runs or self.watches or self.letters)
 
-    @property
-    def has_more_than_lazy(self) -> bool:
+    def has_more_than_lazy(self) -> bool:  # no property, like the next: to call a method takes half as long
         """Whether something is to be written that should not wait."""
         return len(self.entries) > self.lazy or bool(self.change or self.new_runs or self.watches or self.letters)
 
@@ -190,15 +189,9 @@ class LiveRun:
         """Whether a letter is on its way into the history already."""
         return mail_id in self.taken or (self.under_way is not None and mail_id in self.under_way.append.taken)
 
-    @property
     def has_lazy(self) -> bool:
         """Whether the code knows a lazy result that is not durable yet."""
         return self.lazy > 0 or (self.under_way is not None and self.under_way.has_lazy)
-
-    @property
-    def outcomes_under_way(self) -> int:
-        """How many outcomes are being written that the code does not know yet."""
-        return 0 if self.under_way is None else len(self.under_way.outcomes)
 
     def waits_for_person(self, key: Key) -> bool:
         """Whether a call is stuck until somebody decides, or was decided with an outcome that is still to come."""

@@ -171,8 +171,13 @@ class Performer:
         now = self._clock.now()
         before = live.execution.attempts_at(ask.key)
         flight = live.flights[ask.key] = Flight(self, live, ask, before, now)
-        if not live.is_gated or self.gate(flight):
-            self.begin(flight)
+        if live.is_gated:
+            if self.gate(flight):
+                self.begin(flight)
+        elif before.retry_at > now:
+            self._wait(flight, before.retry_at)
+        else:
+            self._take_up(flight, now)
 
     def begin(self, flight: Flight) -> None:
         """Nothing stands in the way of a step any more."""

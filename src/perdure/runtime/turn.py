@@ -389,7 +389,8 @@ class Turns:
         """Deliver these; lazy results that are still to be delivered stand before them in the history, and go first."""
         if live.undelivered:
             outcomes, live.undelivered = (*live.undelivered, *outcomes), ()
-        live.execution.outcomes_left = len(outcomes) + live.outcomes_under_way
+        following = () if live.under_way is None else live.under_way.outcomes  # the code does not know them yet
+        live.execution.outcomes_left = len(outcomes) + len(following)
         if outcomes:
             self.turn(live, live.execution.deliver_all, (outcomes,), then, *of)
         else:
@@ -569,7 +570,7 @@ class Turns:
         else:
             if execution.loop.timers or live.alarm_at is not None or live.has_approvals or live.blocked_calls:
                 self.set_alarm(live)
-            if live.has_more_than_lazy or live.then or execution.state is not live.state_written:
+            if live.has_more_than_lazy() or live.then or execution.state is not live.state_written:
                 self.mark(live)
 
     # ── perform ──────────────────────────────────────────────────────────────────────────────
@@ -577,7 +578,7 @@ class Turns:
         commands, live.execution.commands = live.execution.commands, []
         if live.is_parked:
             live.held += tuple(commands)
-        elif live.is_suspect or (live.has_lazy and not all(_is_lazy(c) for c in commands)):
+        elif live.is_suspect or (live.has_lazy() and not all(_is_lazy(c) for c in commands)):
             self._perform_after_append(live, commands)
         else:
             for command in commands:
