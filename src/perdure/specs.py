@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
@@ -106,8 +105,7 @@ def mapping(given: Any) -> dict[Any, Any] | None:
     return dict(given) if isinstance(given, Mapping) else None  # pyright: ignore[reportUnknownArgumentType]
 
 
-@dataclass(frozen=True)
-class Retry:
+class Retry(msgspec.Struct, frozen=True):
     """How often a step is tried, and how long it waits in between.
 
     `max_attempts` counts the first one. The wait before attempt n + 1 is `first_delay * factor ** (n - 1)`, at most
@@ -196,8 +194,7 @@ def _checked_count(value: Any, what: str) -> None:
         raise DeclarationError(f"{what}={value!r}: a whole number from 0 on")
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True):
     """How much may be spent: a limit for each of what is given, none for the rest.
 
     `tokens` and `cost` (a Decimal, in units of your currency): what steps and effects say that they use, see `Usage`
@@ -252,8 +249,7 @@ def budget_of_run(given: Any, *, what: str) -> Budget | None:
     raise DeclarationError(f"{what}{given!r}: a Budget is wanted, as in perdure.Budget(tokens=50_000)")
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """What a call is expected to use. Of what is None it does not say: nothing is reserved, and it may not begin once
     the limit is reached. One that uses none says 0.
 

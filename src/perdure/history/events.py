@@ -13,6 +13,7 @@ of the arguments counts, where a step declares that; `kept` is False where only 
 
 # No `from __future__ import annotations`: to read them again from text, for the decoder, takes msgspec a twentieth of
 # `import perdure`.
+import functools
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, ClassVar, cast, get_args
@@ -735,7 +736,18 @@ AnyEvent = (
 KINDS: dict[type[Event], str] = {cls: str(cls.__struct_config__.tag) for cls in get_args(AnyEvent)}
 
 encode = msgspec.json.Encoder().encode
-decode = msgspec.json.Decoder(AnyEvent).decode
+
+
+@functools.cache
+def _decoder() -> msgspec.json.Decoder[AnyEvent]:
+    """Made when the first event is read: it takes as long as all else here."""
+    return msgspec.json.Decoder(AnyEvent)
+
+
+def decode(raw: bytes) -> AnyEvent:
+    """The event that this envelope is of. MsgspecError, or UnicodeDecodeError, if it is of none."""
+    return _decoder().decode(raw)
+
 
 NAMES = frozenset(
     {
