@@ -8,7 +8,7 @@ mode.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -129,7 +129,10 @@ def check_histories(kept: Iterable[tuple[Stored, Blobs]], workflows: Iterable[Wo
     with _as_in_a_runtime():
         for stored, blobs in kept:
             spec = catalog.get((stored.info.workflow, stored.info.version))
-            yield _unserved(stored.info, catalog) if spec is None else check_history(stored, blobs, spec)
+            if spec is None:
+                yield _unserved(stored.info, catalog)
+            else:
+                yield _check_alone(stored.info, lambda kept=stored: kept, blobs, spec)
 
 
 def _catalog(workflows: Iterable[WorkflowSpec]) -> Catalog:
@@ -140,11 +143,16 @@ def _check_info(store: Store, info: RunInfo, catalog: Catalog) -> Checked:
     spec = catalog.get((info.workflow, info.version))
     if spec is None:
         return _unserved(info, catalog)
+    return _check_alone(info, lambda: store.load(info.rid), store, spec)
+
+
+def _check_alone(info: RunInfo, load: Callable[[], Stored], blobs: Blobs, spec: WorkflowSpec) -> Checked:
+    """Whatever is wrong with a history concerns this run alone."""
     try:
-        return check_history(store.load(info.rid), store, spec)
+        return check_history(load(), blobs, spec)
     except StoreError:
         raise
-    except Exception as error:  # whatever is wrong with a history concerns this run alone
+    except Exception as error:
         return _found(info, Outlook.BREAKS, reason="undecodable", why=f"its history cannot be loaded: {error}")
 
 

@@ -745,8 +745,18 @@ def _decoder() -> msgspec.json.Decoder[AnyEvent]:
 
 
 def decode(raw: bytes) -> AnyEvent:
-    """The event that this envelope is of. MsgspecError, or UnicodeDecodeError, if it is of none."""
-    return _decoder().decode(raw)
+    """The event that this envelope is of, whichever version wrote it. MsgspecError, or UnicodeDecodeError, if it is of
+    none."""
+    try:
+        return _decoder().decode(raw)
+    except msgspec.ValidationError:
+        from perdure.history.upcasting import upcast
+
+        fields = upcast(raw)
+        if fields is None:
+            raise
+        event: AnyEvent = msgspec.convert(fields, AnyEvent)
+        return event
 
 
 NAMES = frozenset(
@@ -788,7 +798,11 @@ def readable(envelope: bytes, kind: str) -> Event | None:
         event: Event = decode(envelope)
     except ValueError:  # msgspec's errors and Unicode's are such
         return None
-    return event if KINDS[type(event)] == kind else None
+    if KINDS[type(event)] == kind:
+        return event
+    from perdure.history.upcasting import kind_today
+
+    return event if KINDS[type(event)] == kind_today(kind, envelope) else None
 
 
 def kind(event: Event) -> str:

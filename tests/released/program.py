@@ -1,0 +1,388 @@
+"""Runs of every kind, as a version writes them: `tests.released.write` keeps their store, and this file beside it.
+
+A copy of this file is the code that those runs go on under. It is never edited there; what is to be recorded besides is
+added here, for the next version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import perdure
+from perdure import Budget, CanLookUp, Idempotent, NoGuarantee, Retry, Runtime, Usage, effect, step, workflow
+from perdure.testing.clock import FakeClock
+
+STARTED = datetime(2026, 11, 30, tzinfo=UTC)
+HOUR = 3_600
+PATIENCE_SECONDS = 0.3
+LEASE_SECONDS = 100
+WORLD = {"policy": 1}
+
+# ── steps ───────────────────────────────────────────────────────────────────────────────────
+
+
+@step
+async def plan(topic: str) -> list[str]:
+    return [f"{topic} {n}" for n in range(3)]
+
+
+@step
+async def search(query: str) -> dict[str, str]:
+    return {"query": query, "text": query * 300}
+
+
+@step(retry=Retry(max_attempts=3, first_delay=60))
+async def unsteady() -> int:
+    number = perdure.attempt().number
+    perdure.heartbeat({"attempt": number})
+    if number < 3:
+        raise perdure.Retryable("not yet")
+    return number
+
+
+@step(record="lazy")
+async def lazily(number: int) -> int:
+    return number
+
+
+@step
+async def breaks() -> None:
+    raise perdure.Final("on purpose")
+
+
+@step
+async def asks_somebody() -> str:
+    raise perdure.NeedsPerson("which one?")
+
+
+@step(uses=Usage(tokens=60))
+async def thinks() -> str:
+    perdure.used(model="small", tokens=50, cost="0.25")
+    return "thought"
+
+
+@step(valid_for=30 * 86_400)
+async def decides() -> int:
+    return 40 + WORLD["policy"]
+
+
+@decides.premise("policy")
+async def _() -> int:
+    return WORLD["policy"]
+
+
+@step
+def adds(one: int, other: int) -> int:
+    return one + other
+
+
+# ── effects ─────────────────────────────────────────────────────────────────────────────────
+
+
+@effect(downstream=Idempotent(), retry=Retry(max_attempts=2, first_delay=60))
+async def pays(order: str, cents: int) -> str:
+    perdure.operation().reference = f"ref-{order}"
+    if order == "refused once" and perdure.attempt().number == 1:
+        raise perdure.Retryable("come back")
+    return f"paid {cents}"
+
+
+@pays.key
+def _(order: str, cents: int) -> str:
+    return order
+
+
+@pays.undo
+async def _(result: str, order: str, cents: int) -> None: ...
+
+
+@effect(downstream=CanLookUp(settle_after=0))
+async def mails(to: str) -> str:
+    raise perdure.InDoubt("no answer")
+
+
+@mails.key
+def _(to: str) -> str:
+    return to
+
+
+@mails.lookup
+async def _(op: perdure.Operation) -> perdure.Found[str] | perdure.NotFound | perdure.Unsure:
+    return perdure.Found("sent")
+
+
+@effect(downstream=NoGuarantee())
+async def prints(page: str) -> str:
+    raise perdure.InDoubt("the printer is silent")
+
+
+@prints.key
+def _(page: str) -> str:
+    return page
+
+
+@effect(transactional=True)
+def books(order: str) -> None:
+    database: sqlite3.Connection = perdure.transaction()
+    database.execute("CREATE TABLE IF NOT EXISTS orders (id TEXT)")
+    database.execute("INSERT INTO orders VALUES (?)", (order,))
+
+
+@books.key
+def _(order: str) -> str:
+    return order
+
+
+# ── workflows ───────────────────────────────────────────────────────────────────────────────
+
+
+@workflow(version=2, tools=[search], prompt_release="May")
+async def researches(topic: str) -> int:
+    queries = await plan(topic)
+    found = await asyncio.gather(*(search(query) for query in queries))
+    if perdure.patched("ask twice"):
+        found.append(await search("twice"))
+    await perdure.sleep(hours=1)
+    perdure.set_state({"found": len(found)})
+    await perdure.receive("go")
+    return len(found) + await unsteady() + await lazily(1)
+
+
+@workflow
+async def trades(order: str) -> str:
+    async with perdure.saga():
+        await pays(order, 100)
+        await pays("refused once", 5)
+        await mails("ann")
+        if order == "regretted":
+            raise ValueError("no")
+    await books.call(order)
+    return await perdure.with_approval(
+        pays.call(f"{order} more", 200), by={"ann", "bob"}, within=timedelta(days=30), remind_after=timedelta(hours=2),
+        escalate_after=timedelta(hours=4), escalate_to={"eve"},
+    )  # fmt: skip
+
+
+@workflow
+async def doubts() -> str:
+    return await prints("page")
+
+
+@workflow
+async def wonders() -> str:
+    answer = await perdure.ask("how many?", type=int, by={"ann"})
+    return f"{answer} and {await asks_somebody()}"
+
+
+@workflow(budget=Budget(tokens=100))
+async def spends() -> str:
+    return await thinks() + await thinks()
+
+
+@workflow
+async def relies() -> str:
+    cents = await decides()
+    await perdure.receive("go")
+    return await pays("relied", cents)
+
+
+@workflow
+async def child(number: int) -> int:
+    if number:
+        return number
+    return await perdure.receive("number", int)
+
+
+@workflow
+async def parent() -> int:
+    first = await child(1)
+    return first + await child(0)
+
+
+@workflow
+async def chapters(number: int) -> int:
+    await adds.call(number, 1)
+    if number < 2:
+        perdure.continue_as_new(number + 1)
+    await perdure.receive("go")
+    return number
+
+
+@workflow
+def hosted() -> int:
+    total = adds(1, 2)
+    perdure.sync.sleep(60)
+    return total + int(perdure.sync.receive("number", int))
+
+
+@workflow
+async def fails() -> None:
+    await breaks()
+
+
+@workflow
+async def gives_up() -> str:
+    try:
+        async with asyncio.timeout(60):
+            await perdure.receive("never")
+    except TimeoutError:
+        return "nobody came"
+    return "somebody came"
+
+
+WORKFLOWS: list[Any] = [
+    researches, trades, doubts, wonders, spends, relies, child, parent, chapters, hosted, fails, gives_up,
+]  # fmt: skip
+
+
+# ── what is recorded ────────────────────────────────────────────────────────────────────────
+
+
+async def record(path: str) -> None:
+    """Leave a store in which runs have ended, and others stand at every kind of place."""
+    clock = FakeClock(STARTED)
+    async with Runtime(path, workflows=WORKFLOWS, clock=clock, lease=LEASE_SECONDS) as runtime, ticking(clock):
+        await begin_all(runtime)
+        await passed(runtime, clock, HOUR)
+        await decide(runtime)
+        await passed(runtime, clock, 5 * HOUR)
+        await (await runtime.get("paused")).pause()
+        await (await runtime.get("cancelled")).cancel("not wanted")
+        await passed(runtime, clock, 60)
+        forked = await (await runtime.get("researches")).fork(2, id="forked", by="ann", reason="another way")
+        assert forked.id == "forked"
+        await passed(runtime, clock, 60)
+
+
+async def begin_all(runtime: Runtime) -> None:
+    calls: dict[str, Any] = {
+        "researches": researches.call("tea"), "paused": researches.call("coffee"), "cancelled": researches.call("mate"),
+        "finished": researches.call("water"), "trades": trades.call("o-1"), "trades on": trades.call("o-2"),
+        "regretted": trades.call("regretted"), "doubts": doubts.call(), "settled": doubts.call(),
+        "wonders": wonders.call(), "answered": wonders.call(), "spends": spends.call(), "raised": spends.call(),
+        "relies": relies.call(), "relied": relies.call(), "parent": parent.call(), "chapters": chapters.call(0),
+        "hosted": hosted.call(), "fails": fails.call(), "gives up": gives_up.call(),
+    }  # fmt: skip
+    for run_id, call in calls.items():
+        await runtime.start(call, id=run_id, tags={"kind": run_id}, goal="to be kept", scope={"customer": "ada"})
+
+
+async def passed(runtime: Runtime, clock: FakeClock, seconds: float) -> None:
+    """So much time passes, in pieces, and what is due then is done."""
+    for _ in range(10):
+        await runtime.drain(max_seconds=PATIENCE_SECONDS)  # what waits for its next attempt is not drained
+        clock.advance(seconds / 10)
+    await runtime.drain(max_seconds=PATIENCE_SECONDS)
+
+
+@contextlib.asynccontextmanager
+async def ticking(clock: FakeClock) -> AsyncGenerator[None, None]:
+    """Time passes by itself, so that what people said is looked for."""
+
+    async def tick() -> None:
+        while True:
+            clock.advance(0.1)
+            await asyncio.sleep(0.005)
+
+    task = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def decide(runtime: Runtime) -> None:
+    """What people do."""
+    for run_id in ("trades on", "answered"):
+        for asked in await runtime.requests(run=await runtime.get(run_id), status="pending"):
+            if asked.kind == "approval":
+                await runtime.approve(asked.id, hash=asked.hash, by="ann")
+            else:
+                await runtime.answer(asked.id, 3, hash=asked.hash, by="ann")
+    await runtime.settle("settled", "succeeded", value="printed", by="ann")
+    await runtime.raise_budget("raised", tokens=1_000, by="ann")
+    for run_id in ("finished", "relied"):
+        await (await runtime.get(run_id)).send("go", by="ann")
+    await runtime.drain()
+    await (await runtime.get("answered")).unblock("value", value="this one", by="ann", reason="known")
+
+
+# ── how it goes on ──────────────────────────────────────────────────────────────────────────
+
+Act = Callable[[Runtime, Any], Awaitable[object]]
+
+
+async def say_go(runtime: Runtime, run: Any) -> None:
+    await run.send("go")
+
+
+async def say_number(runtime: Runtime, run: Any) -> None:
+    await run.send("number", 7)
+
+
+async def say_yes(runtime: Runtime, run: Any) -> None:
+    (asked,) = await runtime.requests(run=run, status="pending")
+    await runtime.approve(asked.id, hash=asked.hash, by="eve")
+
+
+async def say_page(runtime: Runtime, run: Any) -> None:
+    await runtime.settle(run, "succeeded", value="printed", by="ann")
+
+
+async def say_how_many(runtime: Runtime, run: Any) -> None:
+    (asked,) = await runtime.requests(run=run, status="pending")
+    await runtime.answer(asked.id, 4, hash=asked.hash, by="ann")
+    await runtime.drain()
+    await run.unblock("value", value="that one", by="ann")
+
+
+async def raise_it(runtime: Runtime, run: Any) -> None:
+    await runtime.raise_budget(run, tokens=1_000, by="ann")
+
+
+async def resume(runtime: Runtime, run: Any) -> None:
+    await run.resume()
+    await run.send("go")
+
+
+async def to_child(runtime: Runtime, run: Any) -> None:
+    for each in await runtime.list():
+        if each.parent == run.id and not each.status.is_final:
+            await (await runtime.get(each.id)).send("number", 7)
+
+
+GOES_ON: dict[str, tuple[Act, Any]] = {
+    "researches": (say_go, 8), "paused": (resume, 8), "forked": (say_go, 8), "trades": (say_yes, "paid 200"),
+    "doubts": (say_page, "printed"), "wonders": (say_how_many, "4 and that one"),
+    "spends": (raise_it, "thoughtthought"), "relies": (say_go, "paid 41"), "parent": (to_child, 8),
+    "chapters": (say_go, 2), "hosted": (say_number, 10),
+}  # fmt: skip
+"""Of each run that has not ended: what people do, and what comes of it then."""
+
+ENDED: dict[str, Any] = {
+    "finished": 8, "trades on": "paid 200", "settled": "printed", "answered": "3 and this one",
+    "raised": "thoughtthought", "relied": "paid 41", "gives up": "nobody came",
+}  # fmt: skip
+"""What became of those that have ended well."""
+
+
+async def go_on(path: str, at: datetime) -> dict[str, Any]:
+    """Let every run of the store go on to its end; gives their results."""
+    clock = FakeClock(at)
+    results: dict[str, Any] = {}
+    async with Runtime(path, workflows=WORKFLOWS, clock=clock, lease=LEASE_SECONDS) as runtime, ticking(clock):
+        await passed(runtime, clock, 60)
+        for run_id, (act, _) in GOES_ON.items():
+            run = await runtime.get(run_id)
+            await act(runtime, run)
+            while not (await run.status()).is_final:
+                await passed(runtime, clock, HOUR)
+            results[run_id] = await run.result()
+        for run_id in ENDED:
+            results[run_id] = await (await runtime.get(run_id)).result()
+    return results
