@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -132,7 +133,7 @@ def check_histories(kept: Iterable[tuple[Stored, Blobs]], workflows: Iterable[Wo
             if spec is None:
                 yield _unserved(stored.info, catalog)
             else:
-                yield _check_alone(stored.info, lambda kept=stored: kept, blobs, spec)
+                yield _alone(stored.info, partial(check_history, stored, blobs, spec))
 
 
 def _catalog(workflows: Iterable[WorkflowSpec]) -> Catalog:
@@ -143,13 +144,13 @@ def _check_info(store: Store, info: RunInfo, catalog: Catalog) -> Checked:
     spec = catalog.get((info.workflow, info.version))
     if spec is None:
         return _unserved(info, catalog)
-    return _check_alone(info, lambda: store.load(info.rid), store, spec)
+    return _alone(info, lambda: check_history(store.load(info.rid), store, spec))
 
 
-def _check_alone(info: RunInfo, load: Callable[[], Stored], blobs: Blobs, spec: WorkflowSpec) -> Checked:
+def _alone(info: RunInfo, check: Callable[[], Checked]) -> Checked:
     """Whatever is wrong with a history concerns this run alone."""
     try:
-        return check_history(load(), blobs, spec)
+        return check()
     except StoreError:
         raise
     except Exception as error:
