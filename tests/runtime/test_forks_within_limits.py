@@ -82,6 +82,12 @@ async def shop(order: str) -> str:
     return await pay(order)
 
 
+@workflow(name="shop")
+def hosted_shop(order: str) -> str:
+    perdure.sync.wait(look.call())
+    return perdure.sync.wait(pay.call(order))
+
+
 @workflow
 async def letters(letter: str) -> str:
     await look()
@@ -213,16 +219,17 @@ def test_an_approval_of_the_forks_own_call_is_no_word_about_doing_it_twice(is_me
 # ── budgets ─────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("flow", [shop, hosted_shop], ids=["", "hosted"])
 @pytest.mark.parametrize("is_met_late", [False, True])
 @pytest.mark.parametrize(("choice", "tokens"), [("retry", 110), ("reuse", 10), ("fail", 10)])
 def test_a_call_that_waits_for_a_person_holds_nothing_of_a_budget(
-    choice: Any, tokens: int, is_met_late: bool
+    choice: Any, tokens: int, is_met_late: bool, flow: Any
 ) -> None:
     shared = Budget(tokens=1000, workflow="shop")
 
     async def main() -> None:
         async with RuntimeUnderTest(policy=ALLOWS, budgets=[shared]) as runtime:
-            run = await runtime.start(shop.call("a"), id="r", budget=Budget(tokens=500))
+            run = await runtime.start(flow.call("a"), id="r", budget=Budget(tokens=500))
             await run.result()
             if is_met_late:
                 blind_once(runtime)
