@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from typing import Any, Literal
 
@@ -778,3 +779,83 @@ def test_a_crash_at_any_write_forks_once_and_asks_as_often_as_it_takes(choice: L
     sweep = run_async(sweep_crashes(scenario, workflows=[charges]))
     assert sweep.result == ["saw stock", "charged o-1", "charged o-1, tip"]
     assert sweep.writes > 10
+
+
+# ── runs that went back ─────────────────────────────────────────────────────────────────────
+
+RATES = [41]
+
+
+@step
+async def decide(order: str) -> int:
+    return RATES[0]
+
+
+@decide.premise("rate")
+async def _(order: str) -> int:
+    return RATES[0]
+
+
+@effect(downstream=NoGuarantee())
+async def give(order: str, cents: int) -> str:
+    SENT.append((perdure.operation().id, f"{order} {cents}"))
+    return f"gave {cents}"
+
+
+@give.key
+def _(order: str, cents: int) -> str:
+    return f"{order} {cents}"
+
+
+@give.undo
+async def _(result: str, order: str, cents: int) -> None:
+    SENT.append((perdure.operation().id, f"not {order} {cents}"))
+
+
+@workflow
+async def gives(order: str) -> str:
+    given = await give(order, await decide(order))
+    await perdure.receive("go", bool)
+    return await pay(given, 1)
+
+
+async def goes_back(runtime: RuntimeUnderTest) -> Run[str]:
+    """A run whose decision did not stand any more when it had given something."""
+    RATES[:] = [41]
+    run = await runtime.start(gives.call("a"), id="r")
+    await runtime.run_dry()
+    RATES[:] = [42]
+    await runtime.advance(10)
+    await run.send("go", True)
+    assert await run.result() == "receipt 3"
+    assert [order for _, order in SENT] == ["a 41", "a 42", "gave 42", "not a 41"]
+    return run
+
+
+def test_a_run_that_went_back_is_forked_at_any_event_and_nothing_of_either_way_is_done_again() -> None:
+    """Neither what counts, nor what does not count any more, nor what took that back."""
+
+    async def to_the_end(runtime: RuntimeUnderTest, fork: Run[str]) -> None:
+        await fork.send("go", True)
+        while not (await fork.status()).is_final:
+            await runtime.advance(10)
+            for entry in [it for it in await runtime.inbox() if it.run_id == fork.id and not it.pending]:
+                assert entry.reason == "done_by_original"
+                await fork.unblock("reuse", call=entry.call, by="ann")
+        assert await fork.result() == "receipt 3"
+
+    async def main() -> None:
+        async with RuntimeUnderTest(workflows=[gives]) as runtime:
+            run = await goes_back(runtime)
+            history = await run.history()
+            assert any(isinstance(each.event, e.Rewound) for each in history)
+            made = 0
+            for at in range(len(history)):
+                with contextlib.suppress(ForkPointError):
+                    await to_the_end(runtime, await run.fork(at, id=f"f{at}"))
+                    made += 1
+            assert made > 10
+            assert len(SENT) == 4
+            sound(runtime)
+
+    run_async(main())
