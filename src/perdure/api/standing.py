@@ -51,7 +51,7 @@ class DecisionStanding(msgspec.Struct, frozen=True):
 async def decisions_of(
     store: Store, info: RunInfo, spec: WorkflowSpec | None, *, now: int, provide: Mapping[type, Any]
 ) -> list[DecisionStanding]:
-    """The recorded results of a run that rest on something, in the order of its history. UsageError without its code."""
+    """The recorded results of a run that rest on something, in their order. UsageError without the run's code."""
     if spec is None:
         raise UsageError(
             f"whether the decisions of run {info.run_id} stand is read by its own code: name the workflow "
