@@ -325,3 +325,56 @@ async def test_a_step_that_gives_something_else_takes_the_run_back(perdure_runti
     assert (DECIDED, PAID) == ([1, 2], [("o", 42)])
     (rewound,) = [event for event in await history(perdure_runtime) if isinstance(event, e.Rewound)]
     assert isinstance((await history(perdure_runtime))[rewound.to], e.PremisesRead)
+
+
+# ── named by the body ───────────────────────────────────────────────────────────────────────
+
+
+@step
+async def price_of(item: str) -> int:
+    return int(look("policy"))
+
+
+@step
+def limit_of(item: str) -> int:
+    return int(look("limit"))
+
+
+@step(recovery="verify")
+async def offer(item: str) -> int:
+    price = perdure.premise("price", await price_of(item), read=price_of.call(item))
+    perdure.premise("limit", await limit_of.call(item), read=limit_of.call(item))
+    return 40 + price
+
+
+@workflow
+async def offers(item: str) -> str:
+    cents = await offer(item)
+    await perdure.receive("go")
+    return await pay(item, cents)
+
+
+async def test_a_body_can_name_what_its_result_rests_on(perdure_runtime: RuntimeUnderTest) -> None:
+    run = await perdure_runtime.start(offers.call("o"), id="r")
+    await perdure_runtime.run_dry()
+    await perdure_runtime.advance(60)
+    assert [(it.stands, it.then) for it in await run.stands()] == [(True, {"limit": 100, "price": 1})]
+    WORLD["policy"] = 2
+    (it,) = await run.stands()
+    assert (it.stands, it.now["price"], it.why) == (False, 2, "0/offer#1 rests on price 1, which is 2 now")
+    await run.send("go", None)
+    assert await run.result() == "paid 42"
+
+
+async def test_a_step_says_that_its_body_names_something(perdure_runtime: RuntimeUnderTest) -> None:
+    @step
+    async def forgets() -> int:
+        return perdure.premise("price", 1, read=price_of.call("o"))
+
+    @workflow
+    async def agent() -> int:
+        return await forgets()
+
+    run = await perdure_runtime.start(agent.call(), id="r")
+    with pytest.raises(perdure.UsageError, match="recovery="):
+        await run.result()

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
 
+from msgspec import Raw
+
 from perdure.api.calls import Call, execution_here
 from perdure.codec import arguments_codec_for, codec_for
 from perdure.engine.calls import ChildCall
@@ -23,7 +25,7 @@ from perdure.errors import SecretNotAllowed, UsageError
 from perdure.gates.budget import use_said
 from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, UNLOCKED, Attempt, current_attempt
 from perdure.runtime.logs import hides_secrets
-from perdure.specs import Money, OnCancel, WorkflowSpec, recordable, seconds
+from perdure.specs import Money, OnCancel, StepSpec, WorkflowSpec, recordable, seconds
 
 if TYPE_CHECKING:
     from perdure.engine.execution import Execution
@@ -399,6 +401,31 @@ def used(
             cached_tokens=cached_tokens,
         )
     )  # fmt: skip
+
+
+def premise(name: str, value: T, *, read: Call[T]) -> T:
+    """Say, in the body of a step, that its result rests on a fact that was found there; gives the value back.
+
+    `read`: the call of a step that reads it again, before the run relies on the result once more. The step that says
+    so is declared with `recovery="verify"` (or has a `.premise`, or `valid_for=`). See `.premise` for what is known
+    before the body begins.
+
+    >>> @step(recovery="verify")                                                  # doctest: +SKIP
+    ... async def offer(item: str) -> int:
+    ...     return perdure.premise("price", await price_of(item), read=price_of.call(item)) * 2
+
+    UsageError outside a step's body, and for what is no call of a step."""
+    attempt = current_attempt()
+    given: Any = read
+    spec: Any = given.of.spec if isinstance(given, Call) else None  # pyright: ignore[reportUnknownMemberType]
+    if type(spec) is not StepSpec:
+        raise UsageError(f"perdure.premise({name!r}): read={read!r}; the call of a step is wanted that reads it again")
+    from perdure.decisions.premises import Reader  # only for those who have some
+
+    args, kwargs = read.take()
+    reader = Reader(spec.name, Raw(spec.arguments.dumps(args, kwargs)))
+    attempt.note_premise(recordable(name, what="perdure.premise()"), spec.result.dumps(value), reader)
+    return value
 
 
 def use(type: type[T]) -> T:

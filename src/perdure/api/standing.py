@@ -20,7 +20,7 @@ from perdure.history import events as e
 from perdure.history.spending import NOTHING, Amount
 from perdure.runtime.attempt import ATTEMPT, Attempt
 from perdure.runtime.load import Past
-from perdure.runtime.premises import superseded_by
+from perdure.runtime.premises import reading_of, superseded_by
 from perdure.specs import WorkflowSpec
 from perdure.store.protocol import RunInfo, Store
 
@@ -104,7 +104,7 @@ async def _read(past: Past, rest: Rest, asked: Asked, provide: Mapping[type, Any
     info, spec = past.stored.info, asked.spec
     attempt = Attempt(
         info.run_id, info.workflow, spec.name, rest.event.call, 0, spec.retry.max_attempts, when(rest.event.read_at),
-        _ignored, _nothing, provide, _ignored,
+        _ignored, _nothing, provide, _ignored, _ignored,
     )  # fmt: skip
     context = contextvars.copy_context()
     context.run(ATTEMPT.set, attempt)
@@ -117,10 +117,12 @@ async def _read(past: Past, rest: Rest, asked: Asked, provide: Mapping[type, Any
         else:
             value = await asyncio.to_thread(context.copy().run, partial(premise.read, *args, **kwargs))
         found[premise.name] = premise.result.dumps(value)
+    for name, reader in rest.readers.items():
+        found[name] = await reading_of(spec, reader)
     return found
 
 
-def _ignored(_: Any) -> None:
+def _ignored(*_: Any) -> None:
     """Nothing of it is recorded."""
 
 

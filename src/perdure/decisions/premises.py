@@ -7,6 +7,7 @@ were, or as good as that. What a history says of this is kept in `Decisions`; re
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -28,18 +29,34 @@ _decode_found = msgspec.json.Decoder(dict[str, dict[str, msgspec.Raw]]).decode
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
-def encode_values(values: Mapping[str, bytes]) -> bytes:
+class Reader(msgspec.Struct, frozen=True):
+    """What reads a fact again that the body of a step has named: a step, and its arguments."""
+
+    step: str
+    arguments: msgspec.Raw
+
+
+Readers = dict[str, Reader]
+_decode_readers = msgspec.json.Decoder(dict[str, Reader]).decode
+READERS = ""
+"""Where these stand among the values: no premise has that name."""
+
+
+def encode_values(values: Mapping[str, bytes], readers: Mapping[str, Reader] = MappingProxyType({})) -> bytes:
     """Values by name, as they are stored.
 
     >>> encode_values({"stock": b"3", "policy": b'"v7"'})
     b'{"policy":"v7","stock":3}'
     """
-    return _encode({name: msgspec.Raw(value) for name, value in values.items()})
+    named: dict[str, Any] = {name: msgspec.Raw(value) for name, value in values.items()}
+    return _encode({**named, READERS: dict(readers)} if readers else named)
 
 
-def decode_values(raw: bytes) -> Values:
+def decode_values(raw: bytes) -> tuple[Values, Readers]:
     """The same, read again."""
-    return {name: bytes(value) for name, value in _decode_values(raw).items()}
+    values = {name: bytes(value) for name, value in _decode_values(raw).items()}
+    readers = values.pop(READERS, None)
+    return values, {} if readers is None else _decode_readers(readers)
 
 
 class Asked(NamedTuple):
@@ -50,12 +67,14 @@ class Asked(NamedTuple):
 
 
 class Rest(msgspec.Struct):
-    """What one result rests on, as it counts now. `times`: how often the step was made again for that."""
+    """What one result rests on, as it counts now. `readers`: of facts that the step's body has named. `times`: how
+    often the step was made again for that."""
 
     event: e.PremisesRead
     values: Values
     valid_until: int
     checked_at: int
+    readers: Readers = {}
     is_kept: bool = False
     times: int = 0
 
@@ -84,8 +103,8 @@ class Decisions(msgspec.Struct):
             case e.PremisesRead():
                 before = self.rests.get(event.key)
                 times = before.times + event.renews if before is not None else 0
-                values = decode_values(output or b"{}")
-                self.rests[event.key] = Rest(event, values, event.valid_until, event.read_at, times=times)
+                values, readers = decode_values(output or b"{}")
+                self.rests[event.key] = Rest(event, values, event.valid_until, event.read_at, readers, times=times)
                 self.open = tuple(finding for finding in self.open if finding.key != event.key)
             case e.Rewound():
                 self.rewound += 1
@@ -159,13 +178,9 @@ def changed(premises: Iterable[Premise], then: Values, now: Values) -> list[str]
     """Names of those that are not as they were. One that was declared since has nothing to be compared with.
 
     Raises whatever the author's `same=` raises."""
-    return [
-        premise.name
-        for premise in premises
-        if premise.name in then and premise.name in now
-        and then[premise.name] != now[premise.name]
-        and not (premise.same is not None and _are_same(premise, then[premise.name], now[premise.name]))
-    ]  # fmt: skip
+    by_name = {premise.name: premise for premise in premises}
+    others = [name for name in now if name in then and then[name] != now[name]]
+    return [name for name in others if name not in by_name or not _are_same(by_name[name], then[name], now[name])]
 
 
 def _are_same(premise: Premise, then: bytes, now: bytes) -> bool:

@@ -165,16 +165,14 @@ class Execution:
         self._settle()
 
     def _create_root(self, context: contextvars.Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopTask:
-        return self.loop.new_task(self._main(args, kwargs), context=context)
+        main = self._main(args, kwargs)
+        if self.owed:
+            from perdure.engine.owing import settled
+
+            main = settled(self, main)
+        return self.loop.new_task(main, context=context)
 
     async def _main(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.owed:
-            return await self._code(args, kwargs)
-        from perdure.engine.owing import settled
-
-        return await settled(self, self._code(args, kwargs))
-
-    async def _code(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.spec.is_async:
             return await self.spec.function(*args, **kwargs)
         return await self.ask_section(

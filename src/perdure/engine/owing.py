@@ -8,7 +8,7 @@ is put to a person, and the run does not end before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from perdure.engine.rewinding import Owed, effect_named
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perdure.engine.execution import Execution
 
 
-async def settled(execution: Execution, code: Awaitable[Any]) -> Any:
+async def settled(execution: Execution, code: Coroutine[Any, Any, Any]) -> Any:
     """What the code comes to, once nothing is owed any more."""
     try:
         result = await code

@@ -10,7 +10,7 @@ rewound several times, for `to` names an event that counts.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import msgspec
 
 from perdure.engine.calls import Key
 from perdure.history import events as e
-from perdure.specs import EffectSpec
+from perdure.specs import EffectSpec, StepSpec
 
 SURVIVE = (
     e.MessageArrived, e.CancelRequested, e.PersonDecided, e.RunPaused, e.RunResumed, e.Patched, e.Adopted, e.TakenOver,
@@ -116,14 +116,25 @@ def _renews(event: e.Event) -> bool:
 
 def effect_named(function: Any, name: str) -> EffectSpec | None:
     """The effect of that name among what the code names; None if it cannot be found there."""
+    found = (spec for spec in declared(function) if isinstance(spec, EffectSpec) and name in (spec.name, *spec.aliases))
+    return next(found, None)
+
+
+def step_named(function: Any, name: str) -> StepSpec | None:
+    """The step of that name among what the code names, no effect; None if it cannot be found there."""
+    found = (spec for spec in declared(function) if type(spec) is StepSpec and spec.name == name)
+    return next(found, None)
+
+
+def declared(function: Any) -> Iterator[Any]:
+    """What the steps and workflows declare that a function's code can name, by a global, a closure, or a module."""
     globals_: Mapping[str, Any] = getattr(function, "__globals__", {})
     held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
     for value in [*globals_.values(), *held]:
         for each in (value, *_of_module(value)):
             spec = _spec_of(each)
-            if isinstance(spec, EffectSpec) and name in (spec.name, *spec.aliases):
-                return spec
-    return None
+            if spec is not None:
+                yield spec
 
 
 def _spec_of(value: Any) -> Any:

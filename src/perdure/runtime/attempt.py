@@ -30,6 +30,7 @@ class Attempt(msgspec.Struct, frozen=True):
     last_details: Callable[[Any], Any]
     provided: Mapping[type, Any]
     note_use: Callable[[Use], None]
+    note_premise: Callable[[str, bytes, Any], None]
 
     def attempt(self) -> Attempt:
         return self

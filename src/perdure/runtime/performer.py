@@ -24,7 +24,7 @@ from perdure.clock import MICROSECONDS, Alarm, Clock, when
 from perdure.codec import codec_for, dump_exception, pack
 from perdure.codec.exceptions import message_of
 from perdure.engine.calls import NO_ATTEMPTS, Attempts, StepAsk
-from perdure.errors import EncodeError, PremiseUnreadableError, StepTimeoutError
+from perdure.errors import EncodeError, PremiseUnreadableError, StepTimeoutError, UsageError
 from perdure.history import events as e
 from perdure.history.spending import Use
 from perdure.http.classify import Failure, Kind, classify
@@ -75,7 +75,7 @@ class Flight:
     is_anew: ClassVar[bool] = False
     """Whether the step has a result already, which does not stand."""
     uses: tuple[Counted, ...]
-    facts: tuple[int, dict[str, bytes]]
+    facts: tuple[int, dict[str, bytes], dict[str, Any]]
 
     def __init__(self, performer: Performer, live: LiveRun, ask: StepAsk, before: Attempts, now: int) -> None:
         self.performer = performer
@@ -104,6 +104,7 @@ class Flight:
             lambda details: performer.beat(self, number, details),
             lambda hint: performer.details(self, hint), performer.provided,
             lambda use: performer.note_use(self, number, use),
+            lambda name, value, reader: performer.note_premise(self, number, name, value, reader),
         )  # fmt: skip
 
     def operation_id(self) -> str | None:
@@ -591,6 +592,17 @@ class Performer:
     def _note_use(self, flight: Flight, number: int, use: Use) -> None:
         if number == flight.airborne:
             self.on_use(flight, use)
+
+    def note_premise(self, flight: Flight, number: int, name: str, value: bytes, reader: Any) -> None:
+        """The body names a fact that its result rests on."""
+        if flight.ask.spec.rests is None:
+            raise UsageError(
+                f"perdure.premise({name!r}) in {flight.ask.name}, which does not declare that its result rests on "
+                'something: @step(recovery="verify")'
+            )
+        if number == flight.airborne:
+            _, values, readers = flight.facts
+            values[name], readers[name] = value, reader
 
     def details(self, flight: Flight, hint: Any) -> Any:
         known = flight.live.execution.attempts_at(flight.ask.key)

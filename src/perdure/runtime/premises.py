@@ -33,6 +33,8 @@ from perdure.decisions.premises import (
     Asked,
     Decisions,
     Key,
+    Reader,
+    Readers,
     Rest,
     Values,
     changed,
@@ -41,8 +43,8 @@ from perdure.decisions.premises import (
     told,
 )
 from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS, Attempts, Grant, StepAsk, linked
-from perdure.engine.rewinding import Reusable, split
-from perdure.errors import PremiseUnreadableError
+from perdure.engine.rewinding import Reusable, split, step_named
+from perdure.errors import PremiseUnreadableError, UsageError
 from perdure.history import events as e
 from perdure.ledger import Answered, Call, EffectState, LedgerEntry, NextRevision, Perform
 from perdure.ledger.prepare import Decision
@@ -112,12 +114,15 @@ class Premises:
     async def read_first(self, flight: Flight) -> None:
         """Read what a step's result is going to rest on, in the context in which its body will run."""
         now, ask = self._turns.clock.now(), flight.ask
-        flight.facts = (now, await self._read(ask.spec, ask.input))
+        flight.facts = (now, await self._read(ask.spec, ask.input, {}), {})
 
-    async def _read(self, spec: StepSpec, raw: bytes) -> Values:
+    async def _read(self, spec: StepSpec, raw: bytes, readers: Readers) -> Values:
+        """What is declared of the step, and what its body has named."""
         premises = spec.rests.premises if spec.rests is not None else ()
-        read = await asyncio.gather(*(self._read_one(spec, premise, raw) for premise in premises))
-        return {premise.name: value for premise, value in zip(premises, read, strict=True)}
+        declared = (self._read_one(spec, premise, raw) for premise in premises)
+        named = (_read_named(spec, name, reader) for name, reader in readers.items())
+        read = await asyncio.gather(*declared, *named)
+        return dict(zip([*(premise.name for premise in premises), *readers], read, strict=True))
 
     async def _read_one(self, spec: StepSpec, premise: Premise, raw: bytes) -> bytes:
         args, kwargs = spec.arguments.loads(raw)
@@ -138,14 +143,14 @@ class Premises:
         live, rests = flight.live, flight.ask.spec.rests
         if live.is_in_turn:
             live.deferred += (partial(self.rest, flight, raw),)
-        elif rests is not None and (rests.premises or rests.valid_for_seconds is not None):
+        elif rests is not None and (flight.facts[1] or rests.valid_for_seconds is not None):
             self._record_read(flight, raw)
 
     def _record_read(self, flight: Flight, raw: bytes, *, renews: bool = False) -> None:
-        live, ask, (read_at, values) = flight.live, flight.ask, flight.facts
+        live, ask, (read_at, values, readers) = flight.live, flight.ask, flight.facts
         limit = None if ask.spec.rests is None else ask.spec.rests.valid_for_seconds
         valid_until = 0 if limit is None else read_at + round(limit * MICROSECONDS)
-        encoded = encode_values(values)
+        encoded = encode_values(values, readers)
         packed, result = pack(encoded, live.execution.memo), pack(raw, live.execution.memo)
         facts = tuple(e.Fact(name, digest(value)) for name, value in values.items())
         event = e.PremisesRead(
@@ -238,13 +243,14 @@ class Premises:
     async def _read_all(self, check: Check) -> None:
         """Read what every decision rests on; equal reads are made once."""
         performer = self._turns.performer
-        reads: dict[tuple[int, bytes], asyncio.Task[Values]] = {}
+        reads: dict[tuple[int, bytes, bytes], asyncio.Task[Values]] = {}
         wanted: list[tuple[Key, asyncio.Task[Values]]] = []
         for key, rest, asked in self.decisions(check.live).live():
-            of = (id(asked.spec.rests), asked.input)
+            of = (id(asked.spec.rests), asked.input, encode_values({}, rest.readers))
             if of not in reads:
                 flight = self.flight_of(check.live, rest, asked)
-                reads[of] = asyncio.create_task(self._read_apart(flight), context=performer.fresh_context())
+                reading = self._read_apart(flight, rest.readers)
+                reads[of] = asyncio.create_task(reading, context=performer.fresh_context())
             wanted.append((key, reads[of]))
         try:
             await asyncio.gather(*reads.values(), return_exceptions=True)
@@ -268,12 +274,12 @@ class Premises:
         event, future = rest.event, unused_future(live)
         return linked(StepAsk(event.key, event.name, event.use, future, asked.spec, asked.input, is_recorded=True))
 
-    async def _read_apart(self, flight: Flight) -> Values:
+    async def _read_apart(self, flight: Flight, readers: Readers) -> Values:
         performer, spec = self._turns.performer, flight.ask.spec
         if spec.secrets:
             await performer.unlock(flight, 0)
         performer.enter(flight, 0)
-        return await self._read(spec, flight.ask.input)
+        return await self._read(spec, flight.ask.input, readers)
 
     def _have_read(self, check: Check, found: dict[Key, Values | Unread]) -> None:
         live = check.live
@@ -564,6 +570,25 @@ class Premises:
         if found.operation_id in live.execution.owed and found.request_hash == call.request_hash:
             return Answered(found)
         return decision
+
+
+async def _read_named(spec: StepSpec, name: str, reader: Reader) -> bytes:
+    try:
+        return await reading_of(spec, reader)
+    except Exception as error:
+        why = f"{type(error).__name__}: {message_of(error)}"
+        raise PremiseUnreadableError(f"premise {name!r} of {spec.name} cannot be read: {why}", name) from error
+
+
+async def reading_of(spec: StepSpec, reader: Reader) -> bytes:
+    """What a step gives now that the body of another one has named as the reader of a fact."""
+    by = step_named(spec.function, reader.step)
+    if by is None:
+        raise UsageError(f"the code of {spec.name} names no step {reader.step!r} any more")
+    args, kwargs = by.arguments.loads(bytes(reader.arguments))
+    if by.is_async:
+        return by.result.dumps(await by.function(*args, **kwargs))
+    return by.result.dumps(await asyncio.to_thread(by.function, *args, **kwargs))
 
 
 def superseded_by(rewound: e.Rewound, past: load.Past, length: int) -> list[e.Event]:
