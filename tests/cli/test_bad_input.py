@@ -83,7 +83,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "a result of another type": ("inbox unblock judged --value no --app app.py", 2, "--value: no is no JSON"),
     "a run that has ended": ("runs send greeted text x", 6, "run greeted has completed: it takes no message"),
     "nothing to unblock": ("inbox unblock echo --retry", 6, "run echo is queued: nothing in it waits for a person"),
-    "no decision": ("inbox unblock echo", 2, "decide one thing: --retry, --value VALUE, --fail or --reuse"),
+    "no decision": ("inbox unblock echo", 2, "decide one thing: --retry, --value VALUE, --fail, --reuse or --keep"),
     "two decisions": ("inbox unblock echo --retry --fail", 2, "decide one thing"),
     "a decision that cannot help": ("inbox unblock hangs --value 1", 6, "--value cannot help run hangs, which is"),
     "a call that is not stuck": ("inbox unblock hangs --fail --call '0/x#1'", 6, "0/x#1 of run hangs does not"),
@@ -109,7 +109,7 @@ def prepared(terminal: Terminal) -> Terminal:
     with sqlite3.connect(folder / "other.db") as other:
         other.execute("CREATE TABLE mine (it TEXT)")
     other.close()
-    assert terminal.here("start", "app.py:echo", "--id", "echo").exit_code == 0
+    assert terminal.here("start", "app.py:echo", "--id", "echo", "--delay", "1h").exit_code == 0  # nobody is missed
     assert terminal.here("run", "app.py:greet", "--id", "greeted").exit_code == 0
     assert terminal.here("run", "app.py:hangs", "--id", "hangs").exit_code == 3
     assert terminal.here("start", "app.py:asks", "--id", "asks").exit_code == 0
@@ -132,6 +132,18 @@ def test_what_is_typed_wrongly(prepared: Terminal) -> None:
     assert prepared.here("runs", "list", "--json").stdout == before
     beside = {path.name for path in prepared.folder.iterdir() if "letter" in path.name or "other" in path.name}
     assert beside == {"letter.txt", "other.db"}, "what was refused has no locks beside it"
+
+
+def test_a_list_says_what_it_leaves_out(prepared: Terminal) -> None:
+    shown = prepared.here("runs", "list", "--limit", "2")
+    assert len(shown.stdout.splitlines()) == 3
+    assert one_line(shown) == "only the newest 2 are listed; more with a greater --limit"
+    assert prepared.here("runs", "list", "--limit", "5").stderr == ""
+    assert len(json.loads(prepared.here("runs", "list", "--since", "1h", "--json").stdout)) == 5
+    assert prepared.here("runs", "list", "--since", "0").stderr == "no runs\n"
+    none = prepared.here("runs", "list", "--workflow", "great")
+    assert (none.exit_code, none.stdout) == (0, "")
+    assert none.stderr == "perdure: there is no run of a workflow 'great'; near: greet\nno runs\n"
 
 
 def test_numbers_that_only_mean_everything(prepared: Terminal) -> None:
@@ -207,6 +219,7 @@ def test_every_error_of_ours_has_a_code() -> None:
     families = {errors.PerdureError, errors.RunError, errors.StepError, errors.StepTimeoutError}
     families |= {errors.OperationError, errors.DuplicateOperation, errors.OperationConflict}
     families |= {errors.Rejected, errors.PolicyDenied, errors.CheckTooOld, errors.OverBudget, errors.SecretUnavailable}
+    families |= {errors.PremiseUnreadableError}  # no program sees it
     families |= {errors.WebhookError}  # of whoever receives it
     verdicts = {cls for cls in named if issubclass(cls, errors.Verdict)}
     without = {cls for cls in named if not any(issubclass(cls, kind) for kind, _ in CODES)}

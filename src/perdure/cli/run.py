@@ -73,7 +73,7 @@ def run(
     """Execute a workflow here, to its end, and print its result.
 
     Without --id it goes on with the unfinished run of the same workflow and arguments, if there is one. Stopped or
-    killed, the same command goes on where it was.
+    killed, the same command goes on where it was. What `perdure code lint` finds in its source is said first.
     """
     workflow, known = workflow_at(target)
     call = call_of(workflow, args or (), arg or ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -64,6 +64,7 @@ def list_runs(
     workflow: Annotated[str | None, typer.Option(help="Only runs of this workflow.")] = None,
     status: Annotated[list[Status] | None, typer.Option(help="Only runs that stand so; may be repeated.")] = None,
     tag: TagOption = None,
+    since: Annotated[str | None, typer.Option(help="Only runs started in the last 30m, 12h, 7d.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 100,
     store: StoreOption = None,
     json: JsonOption = False,
@@ -72,12 +73,20 @@ def list_runs(
 
     async def find() -> list[RunSummary]:
         async with Client(opened) as client:
-            return await client.list(workflow=workflow, status=status or None, tags=tags, limit=limit)
+            return await client.list(
+                workflow=workflow, status=status or None, tags=tags, started_after=began, limit=limit + 1
+            )
 
     tags = tags_from(tag)
+    began = None if since is None else datetime.now(UTC) - timedelta(seconds=seconds_from(since, option="--since"))
     with existing_store(store) as opened:
         found = asyncio.run(find())
         lost = dict(opened.lost(""))
+        if not found and workflow is not None:
+            _tell_near(opened, workflow)
+    if len(found) > limit:
+        found = found[:limit]
+        complain(f"only the newest {limit} are listed; more with a greater --limit")
     if json:
         print_json([summary_json(summary) for summary in found])
     else:
@@ -88,6 +97,13 @@ def list_runs(
             rows = [(*row, _forked_from(summary)) for row, summary in zip(rows, found, strict=True)]
         print_table(columns, rows, empty="no runs")
     return ExitCode.OK
+
+
+def _tell_near(store: Store, workflow: str) -> None:
+    """Nothing is listed: because of a slip of the pen, perhaps."""
+    names = {info.workflow for info in store.runs(Filter(limit=500))}
+    if workflow not in names:
+        complain(str(UnknownNameError("run of a workflow", workflow, names)))
 
 
 def _row_of(summary: RunSummary, lost: Collection[str]) -> Sequence[str]:

@@ -54,7 +54,7 @@ def worker(
 
     SIGTERM or Ctrl-C stops it within two seconds, or when the effects that were sent have answered, within --grace; a
     second one at once. Runs that are not finished are named, and any worker goes on with them. So does every other
-    worker on the store when this one is killed.
+    worker on the store when this one is killed. What `perdure code lint` finds in their source is said first.
     """
     workflows = workflows_at(targets)
     if not guard:  # checked mode does that itself
