@@ -13,7 +13,7 @@ import pytest
 from tests.runtime.hosting import is_in_memory, kinds, let_go, run_async
 
 import perdure
-from perdure import Budget, Run, RunBlockedError, Usage, step, workflow
+from perdure import Budget, Idempotent, Run, RunBlockedError, Usage, effect, step, workflow
 from perdure.gates.budget import Movement
 from perdure.history import events as e
 from perdure.history.spending import Amount, Limits
@@ -171,6 +171,37 @@ def test_a_paused_run_goes_on_when_it_is_resumed() -> None:
             await run.resume(by="ann")
             await runtime.advance(1)
             assert await run.result() == 60
+
+    run_async(main())
+
+
+@effect(downstream=Idempotent())
+async def pay(order: str) -> str:
+    return order
+
+
+@pay.key
+def _(order: str) -> str:
+    return order
+
+
+@workflow
+async def pays(*orders: str) -> list[str]:
+    return [await pay(order) for order in orders]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_effect_is_sent_in_the_next_period(leaves: bool) -> None:
+    async def main() -> None:
+        async with RuntimeUnderTest(budgets=[Budget(effects=1, tag="team", per=timedelta(hours=1))]) as runtime:
+            run = await runtime.start(pays.call("a", "b", "c"), id="r", tags=TEAM)
+            for passed in range(2):
+                await is_stuck(run)
+                if leaves:
+                    await let_go(runtime, "r")
+                assert len(await runtime.effects()) == 1 + passed
+                await runtime.advance(timedelta(hours=1))
+            assert await run.result() == ["a", "b", "c"]
 
     run_async(main())
 

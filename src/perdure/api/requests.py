@@ -239,8 +239,12 @@ def _check_answer(body: Request, value: bytes) -> None:
     if (no := body.refuses(value)) is not None:
         raise DecodeError("$", no)
     kind = _BUILTIN_ANSWERS.get(body.type)
-    if kind is not None:
+    if kind is None:
+        return
+    try:
         codec_for(kind).loads(value)
+    except DecodeError:
+        raise DecodeError("$", f"{value.decode():.80} is no answer here: one of type {body.type} is wanted") from None
 
 
 def plain(value: Any) -> str:

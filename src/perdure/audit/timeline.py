@@ -76,6 +76,7 @@ class _Teller:
         self.moments: list[Moment] = []
         self.events: list[e.Event] = []
         self._fetch = fetch
+        self._passed: dict[tuple[str, int], e.Denied] = {}
         self._starts: dict[tuple[str, int], int] = {}
         """Where in `moments` the last start of a call is. Calls are numbered afresh in each chapter."""
 
@@ -90,9 +91,18 @@ class _Teller:
         call = event.label if isinstance(event, e.Keyed) else getattr(event, "call", None) or ""
         took = (row.at - began) / MICROSECONDS if began and row.at >= began else None
         value = told.text or self._value(row, event, told.slot)
-        self.moments.append(Moment(row.seq, row.at, row.kind, call, told.what, told.attempt, took, value))
+        what = told.what + self._let_pass_by(event)
+        self.moments.append(Moment(row.seq, row.at, row.kind, call, what, told.attempt, took, value))
         if isinstance(event, e.StepStarted | e.ChildStarted | e.SectionStarted):
             self._starts[event.key] = row.seq
+
+    def _let_pass_by(self, event: e.Event) -> str:
+        """What had let an effect pass that is over now: its start, which says so, may not be shown beside it."""
+        if isinstance(event, e.EffectStarted) and event.passed is not None:
+            self._passed[event.key] = event.passed
+        elif isinstance(event, e.EffectSucceeded | e.EffectFailed):
+            return _passed(self._passed.pop(event.key, None))
+        return ""
 
     def _answer(self, event: e.Event) -> int:
         """When the call began that the event is about; its start is answered now. 0 if there is none."""

@@ -218,7 +218,7 @@ class Budgets:
         if at is None:  # nobody limits it any more
             return None
         try:
-            found = [each for each in self._turns.store.accounts(at.account) if each.since == at.since]
+            found = self._turns.store.accounts(*at)
         except StoreError:
             self._turns.on_trouble()
             return self._turns.clock.now() + UNREADABLE_MICROSECONDS

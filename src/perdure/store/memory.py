@@ -768,9 +768,10 @@ class MemoryStore:
         return sorted(found, key=lambda note: (-note.at, note.key))
 
     # ── what many runs spend together ────────────────────────────────────────────────────────
-    def accounts(self, account: str | None = None) -> list[SharedAccount]:
+    def accounts(self, account: str | None = None, since: int | None = None) -> list[SharedAccount]:
         with self._shared.lock:
-            found = [each for each in self._shared.accounts.values() if account in {None, each.account}]
+            every = self._shared.accounts.values()
+            found = [each for each in every if account in {None, each.account} and since in {None, each.since}]
         return sorted(found, key=lambda each: (each.account, -each.since))
 
     # ── care ─────────────────────────────────────────────────────────────────────────────────

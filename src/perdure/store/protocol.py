@@ -646,8 +646,9 @@ class Store(Protocol):
         ...
 
     # ── what many runs spend together ────────────────────────────────────────────────────────
-    def accounts(self, account: str | None = None) -> list[SharedAccount]:
-        """The accounts that many runs share, or those of one name: by name, the newest period first."""
+    def accounts(self, account: str | None = None, since: int | None = None) -> list[SharedAccount]:
+        """The accounts that many runs share, or those of one name, or of one period: by name, the newest period
+        first."""
         ...
 
     # ── care ─────────────────────────────────────────────────────────────────────────────────

@@ -187,8 +187,8 @@ class CrashingStore:
     def notes(self, kind: str, key: str | None = None) -> list[Note]:
         return self._living(lambda: self.inner.notes(kind, key))
 
-    def accounts(self, account: str | None = None) -> list[SharedAccount]:
-        return self._living(lambda: self.inner.accounts(account))
+    def accounts(self, account: str | None = None, since: int | None = None) -> list[SharedAccount]:
+        return self._living(lambda: self.inner.accounts(account, since))
 
     def prune(self, *, ended_before: int, limit: int) -> int:
         return self._write("prune", lambda: self.inner.prune(ended_before=ended_before, limit=limit))

@@ -341,9 +341,10 @@ class SqliteStore:
         return [Note._make(row) for row in self._readers.named("list_notes", {"kind": kind, "key": key})]
 
     # ── what many runs spend together ────────────────────────────────────────────────────────
-    def accounts(self, account: str | None = None) -> list[SharedAccount]:
+    def accounts(self, account: str | None = None, since: int | None = None) -> list[SharedAccount]:
         self._check_usable()
-        return [shared_account(row) for row in self._readers.named("list_accounts", {"account": account})]
+        which = {"account": account, "since": since}
+        return [shared_account(row) for row in self._readers.named("list_accounts", which)]
 
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:

@@ -114,6 +114,8 @@ class AccountPromises(StoreCase):
         rid = self.start()
         self.done(append(rid, 1, spending=(reserves(100), reserves(100, since=60))))
         assert [each.since for each in self.store.accounts(ACCOUNT)] == [60, 0]
+        assert self.store.accounts(ACCOUNT, 60) == self.store.accounts(None, 60) == [self.standing(60)]
+        assert self.store.accounts(ACCOUNT, 61) == self.store.accounts("another", 60) == []
         assert self.standing(60) == SharedAccount(ACCOUNT, 60, NOTHING, Amount(100), NO_LIMITS)
 
     def test_those_who_wait_are_told_once_of_a_raise(self) -> None:

@@ -8,7 +8,8 @@ INSERT INTO accounts (account, since, used, held, raised) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (account, since) DO UPDATE SET used = excluded.used, held = excluded.held, raised = excluded.raised;
 
 -- name: list_accounts
-SELECT account, since, used, held, raised FROM accounts WHERE :account IS NULL OR account = :account
+SELECT account, since, used, held, raised FROM accounts
+WHERE (:account IS NULL OR account = :account) AND (:since IS NULL OR since = :since)
 ORDER BY account, since DESC;
 
 -- name: insert_wait
