@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Awaitable, Callable, Generator
 from datetime import UTC, datetime, timedelta
@@ -132,6 +133,7 @@ def test_one_owner_makes_it_three(failing: Stub, name: str) -> None:
     assert len(failing.requests) == 3
 
 
+@pytest.mark.filterwarnings("default")  # of the library, whose clients nobody closes
 def test_the_client_of_a_model_is_a_layer_until_it_is_told(failing: Stub) -> None:
     openai = pytest.importorskip("openai", reason="openai is not installed")
     MODEL[:] = [openai.AsyncOpenAI(base_url=failing.url, api_key="key")]
@@ -141,6 +143,8 @@ def test_the_client_of_a_model_is_a_layer_until_it_is_told(failing: Stub) -> Non
     MODEL[:] = [single_retry_owner(openai.AsyncOpenAI(base_url=failing.url, api_key="key"))]
     performed("model_alone")
     assert len(failing.requests) == 3
+    MODEL.clear()
+    gc.collect()
 
 
 # ── when ────────────────────────────────────────────────────────────────────────────────────
