@@ -29,15 +29,28 @@ OF_CODE = frozenset({"diverged", "incompatible_version", "undecodable", "stuck_t
 def move(store: Store, info: RunInfo, spec: WorkflowSpec, *, by: str, now: int) -> int:
     """Have a run go on under this version of its workflow from now on; gives the version that it had.
 
-    MoveRefused, and nothing is changed: its history does not replay there, or a worker has it in hands.
+    Where it goes on under that already, nothing is changed. MoveRefused, and nothing is changed: its history does not
+    replay there, or a worker has it in hands.
     RunFinishedError if it has ended."""
     for _ in range(TRIES):
         stored = store.load(info.rid)
         _refuse(stored.info, spec, store)
+        if _is_there(stored, spec):
+            return stored.info.version
         _refuse_unless_it_replays(stored, store, spec)
         if isinstance(store.commit([_append(stored, spec, by, now)])[0], Done):
             return stored.info.version
     raise MoveRefused(info.run_id, "it is not standing still: pause it first, perdure runs pause")
+
+
+def _is_there(stored: Stored, spec: WorkflowSpec) -> bool:
+    """Whether the run goes on under exactly this already: somebody asks again who has not heard that it was moved."""
+    info = stored.info
+    if info.version != spec.version or (info.status is Status.BLOCKED and info.reason in OF_CODE):
+        return False
+    manifests = [row for row in stored.rows if row.kind in {"run.started", "run.continued", "run.adopted"}]
+    latest: object = getattr(e.decode(manifests[-1].envelope), "manifest", None) if manifests else None
+    return latest == manifest(spec)
 
 
 def _refuse(info: RunInfo, spec: WorkflowSpec, store: Store) -> None:
