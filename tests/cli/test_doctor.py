@@ -380,6 +380,13 @@ def test_an_approval_that_names_no_facts_passes_in_part(terminal: Terminal) -> N
     assert "it names none (premises=)" in unchecked
 
 
+def test_an_approval_after_a_step_with_validity_rests_on_facts(terminal: Terminal) -> None:
+    text = HEALTHY.replace('premises={"text": read_claim.call(claim)}, ', "").replace("timeout=60", "valid_for=3_600")
+    answer = examined(terminal, text, code=0)["approvals-recheck"]
+    assert answer["not_checked"] == []
+    assert any("read_claim is good for 3600 s, looked at again before the call" in each for each in answer["seen"])
+
+
 def test_no_secret_is_printed(terminal: Terminal) -> None:
     (terminal.folder / "app.py").write_text(HEALTHY.replace('note="as usual"', f'note="{SK}"'))
     for more in ((), ("--json",), ("--all",)):

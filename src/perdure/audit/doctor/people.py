@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from perdure.audit.doctor.application import Application
 from perdure.audit.doctor.checklist import Answer
 from perdure.audit.lint.uses import Use
-from perdure.specs import EffectSpec, SameDatabase
+from perdure.specs import EffectSpec, SameDatabase, StepSpec
 
 TELLS_PEOPLE = frozenset({"on_inbox", "inbox_webhook"})
 """Options of a Runtime that tell somebody of new entries of the inbox."""
@@ -54,7 +54,10 @@ def _says_risk(app: Application, effect: EffectSpec) -> bool:
 
 
 def approvals_recheck(app: Application, answer: Answer) -> None:
+    resting = _resting(app)
     for use in app.named(*APPROVALS):
+        found = resting.get(use.node, [])
+        answer.seen += [f"{_where(use)}: {told}, looked at again before the call" for told in found]
         recheck = use.argument("recheck")
         if isinstance(recheck, ast.Constant) and recheck.value is False:
             answer.fault(
@@ -65,11 +68,35 @@ def approvals_recheck(app: Application, answer: Answer) -> None:
             answer.unchecked.append(f"{_where(use)}: recheck= is computed")
         elif use.argument("premises") is None and not use.hides_arguments:
             answer.seen.append(f"{_where(use)}: time limit and roles are looked at again right before the call")
-            answer.unchecked.append(f"{_where(use)}: whether it rests on facts; it names none (premises=)")
+            if not found:
+                facts = "it names none (premises=), and no step before it does (@step.premise, valid_for=)"
+                answer.unchecked.append(f"{_where(use)}: whether it rests on facts; {facts}")
         else:
             answer.seen.append(f"{_where(use)}: its facts, time limit and roles are looked at again before the call")
     if not app.named(*APPROVALS):
         answer.seen.append("nothing is put to people for approval")
+
+
+def _resting(app: Application) -> dict[ast.Call, list[str]]:
+    """Of each approval in a workflow: the steps of that workflow whose results are checked before a call relies on
+    them, in words."""
+    found: dict[ast.Call, list[str]] = {}
+    for workflow in app.workflows:
+        told = [_told(step) for step in app.reached.get(workflow.key, ()) if isinstance(step, StepSpec)]
+        for use in app.uses_in(workflow.function):
+            if use.name in APPROVALS:
+                found.setdefault(use.node, []).extend(filter(None, told))
+    return found
+
+
+def _told(step: StepSpec) -> str:
+    """What its result rests on; empty if nobody looks at that again."""
+    rests = step.rests
+    if rests is None or not rests.is_verified:
+        return ""
+    names = ", ".join(premise.name for premise in rests.premises)
+    length = "" if rests.valid_for_seconds is None else f"is good for {rests.valid_for_seconds:g} s"
+    return f"{step.name} " + " and ".join(filter(None, [f"rests on {names}" if names else "", length]))
 
 
 def approvals_expire(app: Application, answer: Answer) -> None:
