@@ -751,7 +751,10 @@ class Execution:
         task.calls = n + 1
         uses = task.uses
         use = uses[name] = uses.get(name, 0) + 1
-        return (task.path, n), use, self._future()
+        future = CallFuture(loop=loop)  # as in `_future`, which most calls are spared
+        loop.ordinal = future.ordinal = loop.ordinal + 1
+        future.execution = self
+        return (task.path, n), use, future
 
     def _future(self) -> CallFuture:
         loop = self.loop

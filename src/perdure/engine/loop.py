@@ -167,17 +167,34 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         Called from a plain callback of the outer loop, never from inside one of its tasks: the outer loop's notion of
         a current task must not leak into the workflow. Raises StuckTurn; passes KeyboardInterrupt on.
         """
-        if not self._ready:
+        ready = self._ready
+        if not ready:
             return
-        if self._thread_id:
-            self._run_ready()
-            return
-        outer, hooks = running_loop(), sys.get_asyncgen_hooks()
-        self._enter()
+        is_inside = self._thread_id != 0
+        outer, hooks = (None, None) if is_inside else (running_loop(), sys.get_asyncgen_hooks())
+        if not is_inside:
+            self._enter()
         try:
-            self._run_ready()
+            while ready and not self.stop_now:
+                handle = ready.popleft()
+                callback, args = handle.callback, handle.args
+                if callback is None:
+                    continue
+                self.idle_callbacks += 1
+                if self.idle_callbacks > CALLBACKS_WITHOUT_A_COMMAND_MAX:
+                    raise StuckTurn
+                try:
+                    if len(args) == 1:  # a task that is woken, mostly
+                        handle.context.run(callback, args[0])
+                    else:
+                        handle.context.run(callback, *args)
+                except (KeyboardInterrupt, StuckTurn):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": "exception in a callback", "exception": error})
         finally:
-            self._leave(outer, hooks)
+            if not is_inside:
+                self._leave(outer, hooks)
 
     @property
     def is_dry(self) -> bool:
@@ -204,27 +221,6 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         self._thread_id = 0
         sys.set_asyncgen_hooks(*hooks)
         _set_running_loop(outer)
-
-    def _run_ready(self) -> None:
-        ready = self._ready
-        while ready and not self.stop_now:
-            handle = ready.popleft()
-            callback = handle.callback
-            if callback is None:
-                continue
-            self.idle_callbacks += 1
-            if self.idle_callbacks > CALLBACKS_WITHOUT_A_COMMAND_MAX:
-                raise StuckTurn
-            args = handle.args
-            try:
-                if len(args) == 1:  # a task that is woken, mostly
-                    handle.context.run(callback, args[0])
-                else:
-                    handle.context.run(callback, *args)
-            except (KeyboardInterrupt, StuckTurn):
-                raise
-            except BaseException as error:
-                self.call_exception_handler({"message": "exception in a callback", "exception": error})
 
     def next_ordinal(self) -> int:
         self.ordinal += 1

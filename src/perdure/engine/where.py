@@ -15,7 +15,7 @@ _THREAD_BRIDGES = frozenset({"run_sync_in_worker_thread", "run_sync", "to_thread
 def user_frame() -> str | None:
     """`app.py:41 in claims_agent` of the innermost running frame that is the user's; None outside user code."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and frame.f_code.co_name != "_run_ready":  # below that the loop's driver, no workflow
+    while frame is not None and frame.f_code.co_name != "run_dry":  # below that the loop's driver, no workflow
         if _is_user(frame):
             return _told(frame)
         frame = frame.f_back
