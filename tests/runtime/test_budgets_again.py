@@ -10,7 +10,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.runtime.hosting import is_in_memory, kinds, let_go, run_async
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.runtime.hosting import eventually, host_of, is_in_memory, kinds, let_go, run_async
 
 import perdure
 from perdure import Budget, Idempotent, Run, RunBlockedError, Usage, effect, step, workflow
@@ -71,6 +73,10 @@ async def is_stuck(run: Run[Any]) -> str:
 
 async def blocks(run: Run[Any]) -> list[str]:
     return [kind for kind in await kinds(run) if kind in {"run.blocked", "run.unblocked"}]
+
+
+async def all_done(runs: Sequence[Run[Any]]) -> bool:
+    return all([str(await run.status()) == "completed" for run in runs])
 
 
 async def spends(runtime: RuntimeUnderTest, *tokens: int) -> None:
@@ -336,5 +342,64 @@ def test_a_crash_at_any_write_of_a_raise_by_way_of_another_run() -> None:
 
     async def main() -> None:
         assert (await sweep_crashes(scenario, budgets=[FOREVER])).result == [90, 90, 90]
+
+    run_async(main())
+
+
+# ── whatever the programs are ───────────────────────────────────────────────────────────────
+
+calls = st.lists(st.integers(1, 100), min_size=1, max_size=4)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(programs=st.lists(calls, min_size=2, max_size=5), away=st.sets(st.integers(0, 4)))
+def test_nobody_needs_to_decide_anything_where_each_call_fits_into_a_period(
+    programs: list[list[int]], away: set[int]
+) -> None:
+    """Two workers, runs in memory and out of it: each hour the account is used up to its limit at most, and in as many
+    hours as there are calls all are done."""
+
+    async def main() -> None:
+        async with two_workers(HOURLY) as workers:
+            runs = [
+                await workers[n % 2].start(thinks.call(*tokens), id=f"r{n}", tags=TEAM)
+                for n, tokens in enumerate(programs)
+            ]
+            for hour in range(sum(map(len, programs)) + 1):
+                for n, worker in enumerate((*workers, *workers)):
+                    await worker.run_dry()
+                    if hour in away and n > 1:
+                        host_of(worker).release_idle()
+                await workers[hour % 2].advance(timedelta(hours=1))
+            for worker in (*workers, *workers):
+                await worker.run_dry()
+            assert [await run.result() for run in runs] == [sum(tokens) for tokens in programs]
+            accounts = workers[0]._store.accounts()  # pyright: ignore[reportPrivateUsage]
+            assert all(each.used.tokens <= 100 and not each.held.tokens for each in accounts)
+            assert sum(each.used.tokens for each in accounts) == sum(map(sum, programs))
+
+    run_async(main())
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(programs=st.lists(calls, min_size=2, max_size=5), by=st.integers(0, 4), away=st.booleans())
+def test_one_raise_by_way_of_any_run_is_enough_for_all(programs: list[list[int]], by: int, away: bool) -> None:
+    async def main() -> None:
+        async with two_workers(FOREVER) as workers:
+            runs = [
+                await workers[n % 2].start(thinks.call(*tokens), id=f"r{n}", tags=TEAM)
+                for n, tokens in enumerate(programs)
+            ]
+            for worker in (*workers, *workers):
+                await worker.run_dry()
+            stuck = [entry.run_id for entry in await workers[0].inbox() if entry.budget is not None]
+            if away:
+                for worker in workers:
+                    host_of(worker).release_idle()
+                    await worker.run_dry()
+            if stuck:
+                await workers[by % 2].raise_budget(stuck[by % len(stuck)], tokens=10_000, by="ann")
+            await eventually(lambda: all_done(runs), "all go on")  # the other worker hears of it when it looks
+            assert [await run.result() for run in runs] == [sum(tokens) for tokens in programs]
 
     run_async(main())
