@@ -289,6 +289,26 @@ def test_two_workers_in_the_next_period() -> None:
     run_async(main())
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_fork_that_begins_where_its_original_waits_is_told_too(leaves: bool) -> None:
+    async def main() -> None:
+        async with RuntimeUnderTest(budgets=[FOREVER]) as runtime:
+            await spends(runtime, 90)
+            run = await runtime.start(thinks.call(60), id="r", tags=TEAM)
+            await is_stuck(run)
+            other = await runtime.start(thinks.call(70), id="other", tags=TEAM)
+            await is_stuck(other)
+            (at,) = [each.seq for each in await run.history() if isinstance(each.event, e.RunBlocked)]
+            fork = await run.fork(at, by="ann")
+            await runtime.run_dry()
+            if leaves:
+                await let_go(runtime, fork.id)
+            await runtime.raise_budget("other", tokens=300, by="ann")
+            await eventually(lambda: all_done([fork, run, other]))
+
+    run_async(main())
+
+
 class RaisedMeanwhile(MemoryStore):
     """Somebody raises the account in the moment between a refused reservation and the note that the run waits."""
 

@@ -174,9 +174,15 @@ class Budgets:
             return
         short = msgspec.structs.replace(short, until=self._until(live, short))
         hint += f"; it is tried again by itself at {time_text(short.until)}" if short.until else ""
-        waits = Movement(short.budget, short.since, ask.key, waits=True)
-        self._turns.parking.block_call(live, "over_budget", hint, flight, short, (waits,))
+        self._turns.parking.block_call(live, "over_budget", hint, flight, short, (_waits(short, ask.key),))
         live.then += (partial(self.look_again, live),)  # it may have been raised before this one was known to wait
+
+    def wait_too(self, live: LiveRun) -> None:
+        """A fork begins where calls wait for what many share: it is told of a raise as its original is."""
+        live.account = live.account or Account()
+        for key, blocked in list(live.blocked_calls.items()):
+            if blocked.short is not None and blocked.short.budget:
+                self._turns.parking.block(live, blocked, (_waits(blocked.short, key),))
 
     # ── others share it: there may be enough again ───────────────────────────────────────────
     def deadline(self, live: LiveRun) -> int | None:
@@ -402,6 +408,11 @@ class Budgets:
         )  # fmt: skip
         row = row and row.moved(Happening.GIVEN_UP, now=now, note="over budget, and given up by a person")
         self._turns.effects.record(live, event, row, raw=raw, output=output, delivers=True)
+
+
+def _waits(short: Shortfall, call: Key) -> Movement:
+    """From now on the run is told when somebody raises this."""
+    return Movement(short.budget, short.since, call, waits=True)
 
 
 def settled(reserved: e.BudgetReserved, *, has_begun: bool) -> Entry:

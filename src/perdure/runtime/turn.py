@@ -255,6 +255,7 @@ class Turns:
             self.mark(live)
         if live.info.lineage and live.blocked_calls and live.info.status is not Status.BLOCKED:
             live.change = self.parking.change(live)  # a fork that begins where a person has to decide
+            self.budgets.wait_too(live)
             self.mark(live)
         live.execution.on_interruption = self.on_interruption
         live.is_slow = live.length > EVENTS_REPLAYED_INLINE_MAX
