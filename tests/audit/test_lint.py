@@ -593,3 +593,50 @@ KEYS: dict[str, tuple[str, list[str]]] = {
 @pytest.mark.parametrize(("code", "rules"), KEYS.values(), ids=KEYS)
 def test_what_is_said_of_effects(code: str, rules: list[str]) -> None:
     assert [finding.rule for finding in lint_source(AN_EFFECT + code)] == rules
+
+
+# ── decisions ───────────────────────────────────────────────────────────────────────────────
+
+DECIDES = """
+import perdure
+
+@perdure.step
+async def read(claim): ...
+
+@perdure.step(OPTIONS)
+async def decide(claim): ...
+
+@perdure.effect(downstream=perdure.Idempotent())
+async def refund(claim, cents): ...
+
+@refund.key
+def _(claim, cents): return claim
+
+@perdure.workflow
+async def claims(claim):
+    facts = await read(claim)
+    verdict = await decide(facts)
+    cents = verdict.cents + 1
+    await perdure.with_approval(refund.call(claim, cents=cents), by="ann")
+    return await read(facts)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "steps"),
+    [
+        ("", "", ["decide"]),
+        ("timeout=3", "", ["decide"]),
+        ("valid_for=60", "", []),
+        ('recovery="replay"', "", []),
+        ("**options", "", []),
+        ("", "@decide.premise('policy')\nasync def _(claim): ...", []),
+    ],
+)
+def test_a_step_whose_result_reaches_an_effect_says_how_long_it_is_good(
+    options: str, more: str, steps: list[str]
+) -> None:
+    found = lint_source(DECIDES.replace("OPTIONS", options) + more)
+    assert [finding.rule for finding in found] == ["unchecked-decision"] * len(steps)
+    assert [finding.message.partition("()")[0] for finding in found] == ["refund"] * len(steps)
+    assert all(finding.function == "" for finding in found), "nobody is told of it when a worker starts"

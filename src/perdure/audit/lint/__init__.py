@@ -197,8 +197,8 @@ and nothing is run, so it knows only what the file itself says. An *error* raise
 `perdure worker` logs errors and warnings about its workflows when it starts; so does a `Runtime` in checked mode
 (`guard=True`). A plain `Runtime` does not take the time: reading a file costs some milliseconds.
 
-The examples below are lines of an async workflow; `fetch` is an `async def` step, `add` a `def` step,
-`pay` an effect.
+The examples below are lines of an async workflow; `fetch` is an `async def` step, `judge` one that says for how long
+its result is good, `add` a `def` step, `pay` an effect.
 
 | rule | severity | about |
 |---|---|---|
@@ -214,6 +214,9 @@ import perdure
 
 @perdure.step
 async def fetch(url: str) -> str: ...
+
+@perdure.step(valid_for=3600)
+async def judge(q: str) -> str: ...
 
 @perdure.step
 def add(a: int, b: int) -> int: ...

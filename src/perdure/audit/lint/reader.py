@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from perdure.audit.lint import keys, rules
+from perdure.audit.lint import decisions, keys, rules
 from perdure.audit.lint.calls import misfit
 from perdure.audit.lint.hits import Hit
 from perdure.audit.lint.names import (
@@ -34,10 +34,12 @@ def read(tree: ast.Module) -> Iterator[Hit]:
     yield from _lambdas(tree, scope)
     decorated = [node.lineno for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and node.decorator_list]
     yield from keys.read(tree, scope)
-    keyed = keys.effects_with_key(tree, scope)
+    keyed, vouched = keys.effects_with_key(tree, scope), decisions.with_premises(tree)
     for declared in _all_declared(tree.body, scope, decorated):
         if declared.kind == "effect" and keyed is not None and declared.function.name not in keyed:
             yield Hit("no-key", declared.function, declared, {"it": declared.function.name})
+        if declared.kind == "workflow":
+            yield from decisions.read(tree, declared, vouched)
         if declared.kind is not None:
             yield from _generator(declared, declared.kind)
             reader = Reader(declared)

@@ -67,6 +67,16 @@ _ALL = (
         "limit = q",
     ),
     Rule(
+        "unchecked-decision",
+        "An effect that goes by an old result",
+        Severity.INFO,
+        "{effect}() goes by what {it}() gives, which comes back from the history however old it is: {it} says neither "
+        "what it rests on nor for how long it is good.",
+        "Declare @{it}.premise(...) or @step(valid_for=...); recovery=\"replay\" if it stands for ever.",
+        "order = await fetch(q)\nawait pay(order)",
+        "order = await judge(q)\nawait pay(order)",
+    ),
+    Rule(
         "print",
         "Printing",
         Severity.INFO,
