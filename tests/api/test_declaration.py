@@ -277,6 +277,16 @@ def test_assigning_to_an_outer_variable_is_state() -> None:
     assert count == 0
 
 
+def test_a_name_that_is_bound_only_after_the_declaration_is_not_looked_at() -> None:
+    async def flow() -> int:
+        return later() + await flow()
+
+    check_workflow(flow, lambda _: False)
+
+    def later() -> int:
+        return 1
+
+
 # ── the stock wait_for and as_completed ─────────────────────────────────────────────────────
 
 

@@ -83,6 +83,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "a result of another type": ("inbox unblock judged --value no --app app.py", 2, "--value: no is no JSON"),
     "a run that has ended": ("runs send greeted text x", 6, "run greeted has completed: it takes no message"),
     "nothing to unblock": ("inbox unblock echo --retry", 6, "run echo is queued: nothing in it waits for a person"),
+    "to unblock what has ended": ("inbox unblock greeted --retry", 6, "run greeted has completed: nothing in it waits"),
     "no decision": ("inbox unblock echo", 2, "decide one thing: --retry, --value VALUE, --fail, --reuse or --keep"),
     "two decisions": ("inbox unblock echo --retry --fail", 2, "decide one thing"),
     "a decision that cannot help": ("inbox unblock hangs --value 1", 6, "--value cannot help run hangs, which is"),

@@ -16,7 +16,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -323,11 +323,7 @@ def _held(
 ) -> Iterator[tuple[str, object]]:
     """The names and values in the function's closure that may be different elsewhere."""
     seen.add(id(function))
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            value: object = cell.cell_contents
-        except ValueError:  # bound after the declaration, as the workflow's own name is
-            continue
+    for name, value in _closed_over(function):
         if is_durable(value) or _is_fixed(value):
             continue
         if not inspect.isfunction(value):
@@ -406,10 +402,18 @@ def _rebound(code: types.CodeType) -> set[str]:
     return _names_used(code, frozenset({"STORE_DEREF", "DELETE_DEREF"})) & set(code.co_freevars)
 
 
+def _closed_over(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    """The names and values in a function's closure, but those that are bound only after the declaration, as the
+    workflow's own is."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):
+            yield name, cell.cell_contents
+
+
 def _check_waits(function: types.FunctionType) -> None:
     names = _names_used(function.__code__, frozenset({"LOAD_GLOBAL", "LOAD_NAME"}))
     known = {name: function.__globals__.get(name) for name in names}
-    known |= inspect.getclosurevars(function).nonlocals
+    known |= dict(_closed_over(function))
     for name, value in sorted(known.items()):
         for stock, exact in INEXACT.items():
             if value is stock:

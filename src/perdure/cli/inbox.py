@@ -32,6 +32,7 @@ from perdure.cli.options import (
 from perdure.cli.show import json_text, moment, paragraph, print_json, say, short, tell
 from perdure.cli.target import authority_at, spec_among, workflows_at
 from perdure.store import Store
+from perdure.store.protocol import Status
 
 Choice = Literal["retry", "value", "fail", "reuse", "keep"]
 
@@ -233,7 +234,7 @@ async def _decide(
     async with Client(store, authority=authority) as client:
         run = await client.get(run_id)
         entries = [entry for entry in await client.inbox() if entry.request is None]
-        entry = _entry_of(run_id, entries, call, str(await run.status()))
+        entry = _entry_of(run_id, entries, call, await run.status())
         if entry.operation is not None:
             raise CommandError(
                 f"{entry.call} of run {run_id} is an effect that may have happened: find out, then decide with perdure "
@@ -252,11 +253,12 @@ async def _decide(
         return entry
 
 
-def _entry_of(run_id: str, entries: Sequence[InboxEntry], call: str | None, status: str) -> InboxEntry:
+def _entry_of(run_id: str, entries: Sequence[InboxEntry], call: str | None, status: Status) -> InboxEntry:
     """The entry that is decided."""
     of_run = [entry for entry in entries if entry.run_id == run_id]
     if not of_run:
-        raise CommandError(f"run {run_id} is {status}: nothing in it waits for a person", ExitCode.CONFLICT)
+        told = status.ended if status.is_final else f"is {status}"
+        raise CommandError(f"run {run_id} {told}: nothing in it waits for a person", ExitCode.CONFLICT)
     for entry in of_run:
         if call in {None, entry.call}:
             return entry
