@@ -510,3 +510,71 @@ def test_a_run_that_a_worker_has_in_hands_is_not_moved(on: On, tmp_path: Path) -
             assert (await run.summary()).version == 7
 
     run_async(main())
+
+
+HANDED = """
+@step(on_input_drift="accept")
+async def search(query: str) -> str:
+    return query
+
+@workflow(version=7, prompt_release="May")
+async def agent(chapter: int = 1) -> str:
+    if chapter == 2:
+        await perdure.receive("first")
+    hits = await search("tea of 7")
+    await perdure.receive("go on")
+    if chapter == 1:
+        perdure.continue_as_new(2)
+    return f"{hits}, ended by 7"
+
+@workflow(name="agent", version=8, replays={7}, prompt_release="June")
+async def agent_8(chapter: int = 1) -> str:
+    if chapter == 2:
+        await perdure.receive("first")
+    hits = await search("tea of 8")
+    await perdure.receive("go on")
+    if chapter == 1:
+        perdure.continue_as_new(2)
+    return f"{hits}, ended by 8"
+"""
+
+
+def test_whoever_has_a_run_back_takes_what_the_other_has_recorded(on: On, tmp_path: Path) -> None:
+    """It began under this code; but between it was under another, which gave a step other arguments."""
+    seven = workflow_of(tmp_path, HANDED)
+    eight = seven.spec.function.__globals__["agent_8"]
+
+    async def main() -> None:
+        async with on(seven) as runtime:
+            await runtime.start(seven.call(2), id="r")
+            await runtime.drain()
+        async with on(eight) as runtime:
+            await (await runtime.get("r")).send("first")
+            await runtime.drain()
+        assert len(await adopted(on())) == 1
+        assert await go_on(on(seven)) == "tea of 8, ended by 7"
+
+    run_async(main())
+
+
+def test_a_chapter_belongs_to_the_version_that_it_began_under(on: On, tmp_path: Path) -> None:
+    """Code that claims a run begins its next chapter: that has never been under the old code, which does not get it."""
+    seven = workflow_of(tmp_path, HANDED)
+    eight = seven.spec.function.__globals__["agent_8"]
+
+    async def main() -> None:
+        await park(on(seven), seven)
+        async with on(eight) as runtime:
+            run = await runtime.get("r")
+            await run.send("go on")
+            await runtime.drain()
+            assert (await run.summary()).version == 8
+        async with on(seven) as runtime:
+            await (await runtime.get("r")).send("first")
+            await runtime.drain()
+            assert await (await runtime.get("r")).status() is not Status.BLOCKED
+        assert verify(host_store(on).again()).damage == ()
+        assert await go_on(on(eight)) == "tea of 8, ended by 8"
+        assert verify(host_store(on).again()).damage == ()
+
+    run_async(main())

@@ -7,6 +7,7 @@ import contextlib
 from collections import Counter
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from tests.runtime.hosting import eventually, host_of, on_one_store, run_async
 
@@ -29,6 +30,7 @@ from perdure import (
 )
 from perdure.api.client import Run
 from perdure.audit.verify import verify
+from perdure.engine.forking import ForkPoints
 from perdure.history import events as e
 from perdure.testing.runtime import RuntimeUnderTest
 from perdure.testing.sweep import sweep_crashes
@@ -854,8 +856,21 @@ def test_a_run_that_went_back_is_forked_at_any_event_and_nothing_of_either_way_i
                 with contextlib.suppress(ForkPointError):
                     await to_the_end(runtime, await run.fork(at, id=f"f{at}"))
                     made += 1
-            assert made > 10
+            assert made >= 10
             assert len(SENT) == 4
             sound(runtime)
 
     run_async(main())
+
+
+def test_a_result_and_what_it_rests_on_are_not_parted() -> None:
+    """A fork between them would have to look after a decision that it has not made."""
+    read = e.PremisesRead("0", 0, "decide", 1, result=b"x" * 32)
+    events = [
+        e.RunStarted("agent", 1, 7, {}, b""), read, e.StepCompleted("0", 0, "decide", 1),
+        msgspec.structs.replace(read, renews=True), e.TimePassed(),
+    ]  # fmt: skip
+    points = ForkPoints("r", events)
+    assert [obstacle is None for obstacle in points.obstacles] == [True, False, True, True, True]
+    with pytest.raises(perdure.errors.ForkPointError, match="belong together; the nearest events where it can: 0"):
+        points.check(1)

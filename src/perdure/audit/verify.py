@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from perdure.codec import digest, unpack
 from perdure.engine.agreement import disagreements, told_of_effects
@@ -141,9 +141,17 @@ STATUS_OF_ENDING: dict[type[e.Event], Status] = {
 
 
 def version_of(events: Sequence[e.Event | None]) -> Any:
-    """As which version a history has its run: that of its beginning, or the one it was moved to."""
-    moves = [each.manifest for each in events if isinstance(each, e.Adopted) and each.how == "moved"]
-    return moves[-1].get("workflow_version") if moves else getattr(events[0], "version", None)
+    """As which version a history has its run: that of its beginning, or that under which its last chapter began, or to
+    which it was moved since."""
+    manifests = [event.manifest for event in events if _gives_a_version(event)]
+    return next(
+        (each["workflow_version"] for each in reversed(manifests) if "workflow_version" in each),
+        getattr(events[0], "version", None),
+    )
+
+
+def _gives_a_version(event: e.Event | None) -> TypeGuard[e.Adopted | e.ChapterStarted]:
+    return isinstance(event, e.ChapterStarted) or (isinstance(event, e.Adopted) and event.how == "moved")
 
 
 def _disagreements(info: RunInfo, events: Sequence[e.Event | None]) -> Iterator[str]:

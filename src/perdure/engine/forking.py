@@ -82,10 +82,11 @@ class ForkPoints:
     def _obstacle(self, event: e.Event, following: e.Event | None, seq: int) -> UnderWay | None:
         if isinstance(event, e.ENDINGS):
             return UnderWay("the run has ended there, and nothing is left to do", seq)
-        if isinstance(event, e.RunUnblocked) and event.task is not None and following is not None:
-            is_its = isinstance(following, e.Keyed) and following.key == (event.task, event.n)
-            if is_its and following.is_outcome:
+        if isinstance(following, e.Keyed) and following.is_outcome:
+            if isinstance(event, e.RunUnblocked) and following.key == (event.task, event.n):
                 return UnderWay("a decision and what it gave belong together", seq)
+            if isinstance(event, e.PremisesRead) and following.key == event.key and not event.renews:
+                return UnderWay("a result and what it rests on belong together", seq)
         approved = (under_way for _, under_way in self._approved.values())
         all_of_it = (*self._open.values(), *self._made.values(), *approved)
         return min(all_of_it, key=lambda under_way: under_way.since, default=None)

@@ -124,7 +124,10 @@ class Ends:
             live.record(cancel)
         if live.is_paused:  # a chapter is loaded without those before it
             live.record(e.RunPaused())
-        live.change = self._turns.parking.change(live)._replace(chapter_seq=CHAPTER_TO_BE_PLACED)
+        version = execution.spec.version  # that of the code that claims the run: the chapter is under no other manifest
+        live.change = self._turns.parking.change(live)._replace(
+            chapter_seq=CHAPTER_TO_BE_PLACED, version=None if version == live.info.version else version
+        )
         live.then += (lambda: self._begin_chapter(live, event, ending.input, left_over, cancel),)
         live.is_leaving = True
         self._turns.mark(live)
@@ -133,6 +136,7 @@ class Ends:
         self, live: LiveRun, event: e.ChapterStarted, input_raw: bytes, carried: bytes, cancel: e.CancelRequested | None
     ) -> None:
         live.execution.close()
+        live.info = live.info._replace(version=live.execution.spec.version)
         execution = live.execution = load.next_execution(live, event, input_raw, carried, log=log.warning)
         live.is_leaving = False
         live.undelivered, live.supplied = (), NO_CALLS

@@ -172,10 +172,10 @@ class Past:
         return known
 
     def is_under(self, spec: WorkflowSpec) -> bool:
-        """Whether the run was started under the manifest that the code has now."""
+        """Whether the run has been under the manifest that the code has now, and under no other."""
         first = self.events[0]
         recorded = first.manifest if isinstance(first, e.RunStarted | e.ChapterStarted) else {}
-        return recorded == manifest(spec)
+        return recorded == manifest(spec) and not any(row.kind == "run.adopted" for row in self.stored.rows)
 
     def under(self, spec: WorkflowSpec) -> Admission | None:
         """Whether the run may go on under this code; None if it has been under the same all along."""
