@@ -392,7 +392,9 @@ class Turns:
             outcomes, live.undelivered = (*live.undelivered, *outcomes), ()
         following = () if live.under_way is None else live.under_way.outcomes  # the code does not know them yet
         live.execution.outcomes_left = len(outcomes) + len(following)
-        if outcomes:
+        if len(outcomes) == 1:
+            self.turn(live, live.execution.deliver, outcomes[0], then, *of)
+        elif outcomes:
             self.turn(live, live.execution.deliver_all, (outcomes,), then, *of)
         else:
             then(*of)
@@ -412,11 +414,11 @@ class Turns:
     # ── append ───────────────────────────────────────────────────────────────────────────────
     def _appends(self) -> Iterable[Job]:
         dirty, self._dirty = self._dirty, {}
-        now = self.clock.now()
+        now, committed = self.clock.now(), self.committed
         for live in dirty.values():
             if live.under_way is None and not live.is_gone and not live.is_in_turn:
                 try:
-                    yield self._append(live, now), self.committed, live
+                    yield self._append(live, now), committed, live
                 except Exception as error:  # in one run it keeps no other from being written
                     self.contain(live, error)
 
@@ -620,14 +622,15 @@ class Turns:
                 live.held += (command,)
                 return
         if type(command) is StepAsk:  # most of what there is
-            self._perform_step(live, command)
+            if not live.waits_for_person(command.key):
+                self.performer.start(live, command)
             return
         match command:
             case EffectAsk():
                 if not live.waits_for_person(command.key):
                     self.effects.start(live, command)
             case StepAsk():
-                self._perform_step(live, command)
+                pass  # seen to above
             case ChildAsk():
                 self.children.start(live, command)
             case SectionAsk():
@@ -639,10 +642,6 @@ class Turns:
                     self.approvals.expire(live, ask.id)
             case Cancelled(ask):
                 self.cancel(live, ask)
-
-    def _perform_step(self, live: LiveRun, ask: StepAsk) -> None:
-        if not live.waits_for_person(ask.key):
-            self.performer.start(live, ask)
 
     def _cancel_effect(self, live: LiveRun, ask: EffectAsk) -> None:
         """What may have left stays under way, or with the person who is asked about it, until its outcome is known."""
