@@ -19,6 +19,10 @@ APP = '''
     def policy() -> int:
         return int(Path("policy").read_text())
 
+    def note(what: str) -> None:
+        with open("books", "a") as books:
+            books.write(f"{what}\\n")
+
     @step(recovery="verify")
     async def decide(order: str) -> int:
         return 40 + policy()
@@ -33,6 +37,7 @@ APP = '''
 
     @effect(downstream=Idempotent())
     async def pay(order: str, cents: int) -> str:
+        note(f"paid {cents} for {order}")
         return f"paid {cents}"
 
     @pay.key
@@ -40,7 +45,8 @@ APP = '''
         return f"{order}:{cents}"
 
     @pay.undo
-    async def _(receipt: str, order: str, cents: int) -> None: ...
+    async def _(receipt: str, order: str, cents: int) -> None:
+        note(f"took {cents} back from {order}")
 
     @workflow
     async def agent(order: str) -> str:
@@ -79,3 +85,19 @@ def test_it_says_what_would_stand_today_and_changes_nothing(waits: Terminal) -> 
     assert "0/decide#1 cannot be told cannot be read: FileNotFoundError" in stands(waits)
     assert waits.here("runs", "show", "r", "--json").stdout == before
     assert waits.here("runs", "stands", "r").exit_code == 2
+
+
+def test_a_run_whose_process_was_killed_goes_back_to_what_stands(waits: Terminal) -> None:
+    """`kill -9`, and the policy changes while nobody is there. What was paid on the old one is taken back."""
+    (waits.folder / "policy").write_text("2")
+    waits.here("runs", "send", "r", "go", "null")
+    done = waits.run("run", "app.py:agent", '"o"', "--id", "r")
+    assert done.stdout == "paid 42\n", done.stderr
+    assert (waits.folder / "books").read_text().splitlines() == [
+        "paid 41 for o", "paid 42 for o", "paid 42 for o-2", "took 41 back from o",
+    ]  # fmt: skip
+    shown = waits.here("runs", "show", "r").stdout
+    assert "decisions checked (resumed): 0/decide#1 policy changed: recompute" in shown
+    assert "superseded: succeeded" in shown
+    assert "rewound to event 1: 0/decide#1 has another result now" in shown
+    assert waits.here("store", "verify").exit_code == 0
