@@ -52,6 +52,17 @@ PRINTS = {
         answer to 'what does she want?', asked with ‹secret:model_key›
         in the store: []
     """,
+    "standing_decisions.py": """
+          the model decides: tea gets 400
+          the model decides: milk gets 400
+          the model decides: cake gets 400
+        nobody is there
+          the model decides: tea gets 640
+        tea: 640 are refunded
+        milk: 400 are refunded
+          the model decides: cake gets 0
+        cake: it was settled by hand, and nothing is sent
+    """,
     "budget.py": """
         ['TEA', 'MILK']
         over_budget
