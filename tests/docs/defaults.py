@@ -127,7 +127,7 @@ DEFAULTS = (
     Default("HTTP statuses that say so of a kept secret", AGAIN_ON, "Provider(again_on=)"),
     Default("characters of a secret, at least", scrubbing.CHARACTERS_MIN, "fixed"),
     Default("the same, if it is letters alone", scrubbing.LETTERS_MIN, "fixed"),
-    Default("minted secrets that are remembered, to be hidden", scrubbing.PASSING_VALUES_MAX, "fixed"),
+    Default("minted secrets that are hidden on when their attempts are over", scrubbing.PASSING_VALUES_MAX, "fixed"),
     Default("what a worker takes up is paused", of(_runtime, "paused"), "Runtime(paused=)"),
     Default("checked mode", of(_runtime, "guard"), "Runtime(guard=)"),
     Default("a runtime's policy", of(_runtime, "policy"), "Runtime(policy=)"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from tests.runtime.hosting import run_async
 
 import perdure
 from perdure import Budget, CanLookUp, Found, Idempotent, NotFound, Operation, Retry, effect, step, workflow
+from perdure.codec.scrubbing import PASSING_VALUES_MAX
 from perdure.secrets import Environment, Minted, SecretRequest
 from perdure.store.guarded import unguarded
 from perdure.store.memory import MemoryStore
@@ -73,7 +75,8 @@ def _(order: str) -> str:
 
 @charge.lookup
 async def _(op: Operation) -> Found[dict[str, str]] | NotFound:
-    return Found({"found": VALUE, "token": MINTED[-1]}, reference=MINTED[-1])
+    found = credentials()
+    return Found(found, reference=found["token"])
 
 
 @effect(downstream=Idempotent(), secrets={"token"})
@@ -132,6 +135,43 @@ async def scenario(runtime: RuntimeUnderTest) -> str:
     assert_nothing_is_in(runtime._store)  # pyright: ignore[reportPrivateUsage]
     assert "‹secret:key›" in repr([each.output for each in await run.history()])
     return result[-2]
+
+
+# ── many at once ────────────────────────────────────────────────────────────────────────────
+
+AT_ONCE = PASSING_VALUES_MAX + 44
+ARRIVED: list[asyncio.Future[None]] = []
+
+
+@step(secrets={"token"})
+async def holds_it_for_long(number: int) -> str:
+    token = perdure.secret("token")
+    ARRIVED.append(asyncio.get_running_loop().create_future())
+    if len(ARRIVED) == AT_ONCE:
+        for each in ARRIVED:
+            each.set_result(None)
+    await ARRIVED[-1]
+    return token
+
+
+@workflow
+async def all_at_once() -> list[str]:
+    return await asyncio.gather(*(holds_it_for_long(number) for number in range(AT_ONCE)))
+
+
+def test_a_credential_is_hidden_for_as_long_as_its_attempt_however_many_there_are() -> None:
+    async def main() -> None:
+        ARRIVED.clear()
+        async with RuntimeUnderTest(secrets=PROVIDERS) as runtime:
+            run = await runtime.start(all_at_once.call())
+            assert set(await run.result()) == {"‹secret:token›"}
+            assert len(MINTED) == AT_ONCE
+            assert_nothing_is_in(runtime._store)  # pyright: ignore[reportPrivateUsage]
+
+    run_async(main())
+
+
+# ── crashes ─────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_crash_at_any_write_leaves_nothing_of_a_secret() -> None:

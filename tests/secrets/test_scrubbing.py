@@ -112,10 +112,23 @@ def test_two_that_are_open_hide_what_each_of_them_knows() -> None:
         assert hidden_text("value-of-one value-of-two") == "‹secret:one› value-of-two"
 
 
-def test_of_passing_values_the_latest_are_hidden() -> None:
+def test_of_passing_values_all_whose_time_has_not_come_are_hidden_and_else_the_latest() -> None:
     with hides() as source:
         for number in range(scrubbing.PASSING_VALUES_MAX + 1):
-            source.add("minted", f"credential-{number:04}", is_passing=True)
+            source.add("minted", f"credential-{number:04}", passes_at=100, now=99)
+        assert hidden_text("credential-0000") == "‹secret:minted›"
+        source.add("minted", "credential-0001", passes_at=200, now=99)
+        source.add("minted", "credential-0257", passes_at=300, now=100)
+        assert hidden_text("credential-0000") == "credential-0000"
+        assert hidden_text("credential-0002") == "credential-0002"
+        source.add("minted", "credential-0258", passes_at=300, now=100)
+        assert hidden_text("credential-0001") == hidden_text("credential-0258") == "‹secret:minted›"
+
+
+def test_of_passing_values_that_passed_the_latest_are_hidden() -> None:
+    with hides() as source:
+        for number in range(scrubbing.PASSING_VALUES_MAX + 1):
+            source.add("minted", f"credential-{number:04}", passes_at=number, now=number)
         assert hidden_text("credential-0000") == "credential-0000"
         assert hidden_text("credential-0001") == hidden_text("credential-0256") == "‹secret:minted›"
 

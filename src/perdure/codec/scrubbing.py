@@ -28,7 +28,8 @@ LETTERS_MIN = 16
 """The same, of a value that is letters alone: a word."""
 
 PASSING_VALUES_MAX = 256
-"""How many values that were made for one attempt each a source goes on hiding; the latest."""
+"""How many values that were made for one attempt each a source goes on hiding when their attempts are over; the
+latest."""
 
 LINE_MIN = 20
 
@@ -268,7 +269,7 @@ class Source:
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._patterns = (*WELL_KNOWN, *patterns)
         self._lasting: dict[str, dict[str, None]] = {}
-        self._passing: dict[tuple[str, str], None] = {}
+        self._passing: dict[tuple[str, str], int] = {}
 
     def open(self) -> None:
         """Hide it from now on."""
@@ -282,18 +283,29 @@ class Source:
             _sources.pop(self, None)
             _renew()
 
-    def add(self, name: str, value: str, *, is_passing: bool = False) -> None:
-        """Hide a value, too. One `is_passing` was made for one attempt: the latest of those are kept."""
+    def add(self, name: str, value: str, *, passes_at: int | None = None, now: int = 0) -> None:
+        """Hide a value, too. One that `passes_at` a time was made for one attempt, which is over then: of those the
+        latest are kept, and all whose time has not come."""
         with _lock:
-            if value in self._lasting.get(name, ()) or (name, value) in self._passing:
+            if value in self._lasting.get(name, ()):
                 return
-            if is_passing:
-                self._passing[name, value] = None
-                while len(self._passing) > PASSING_VALUES_MAX:
-                    del self._passing[next(iter(self._passing))]
+            if (name, value) in self._passing:
+                self._passing[name, value] = max(self._passing[name, value], passes_at or 0)
+                return
+            if passes_at is not None:
+                self._forget_passed(now)
+                self._passing[name, value] = passes_at
             else:
                 self._lasting.setdefault(name, {})[value] = None
             _renew()
+
+    def _forget_passed(self, now: int) -> None:
+        """Make room for one more."""
+        too_many = len(self._passing) + 1 - PASSING_VALUES_MAX
+        if too_many > 0:
+            passed = [each for each, passes_at in self._passing.items() if passes_at <= now]
+            for each in passed[:too_many]:
+                del self._passing[each]
 
     def forms(self) -> Iterator[tuple[str, str]]:
         """Every form of every value, and its mark."""

@@ -147,8 +147,14 @@ class Vault:
             raise _unavailable(request, f"{whose} an empty text", asked, "person")
         if (why := too_plain(value)) is not None:
             raise _unavailable(request, f"{whose} a value that cannot be hidden: {why}", asked, "person")
-        self._source.add(request.name, value, is_passing=isinstance(provider, Minted))
+        self._hide(provider, request, value)
         return value, None if expires_at is None else self._expiry(provider, request, expires_at)
+
+    def _hide(self, provider: AnyProvider, request: SecretRequest, value: str) -> None:
+        """From now on: what is made for one attempt at least for as long as that may take."""
+        now = self._now()
+        passes_at = now + round(request.life_seconds * MICROSECONDS) if isinstance(provider, Minted) else None
+        self._source.add(request.name, value, passes_at=passes_at, now=now)
 
     def _expiry(self, provider: AnyProvider, request: SecretRequest, expires_at: Any) -> int:
         asked, whose = repr(provider), f"{provider!r} gave"

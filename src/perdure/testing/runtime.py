@@ -187,6 +187,8 @@ class RuntimeUnderTest(Runtime):
             self._announcer.stop()
             self._announcer = None
         await host.abandon()
+        if self._vault is not None:  # what it knew of secrets has died with it
+            self._vault.close()
         store = unguarded(self._store)
         if isinstance(store, MemoryStore | CrashingStore):
             store.kill(host.worker)
