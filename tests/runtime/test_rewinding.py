@@ -218,6 +218,69 @@ async def test_people_are_asked_anew(perdure_runtime: RuntimeUnderTest) -> None:
     assert not verify(host_of(perdure_runtime).turns.store).damage
 
 
+async def test_each_chapter_settles_what_it_owes(perdure_runtime: RuntimeUnderTest) -> None:
+    @workflow
+    async def chapters(n: int) -> str:
+        cents = await decide("o")
+        await pay(f"{n}", cents)
+        await perdure.receive("go")
+        await announce(cents + 100 * n)
+        if n < 1:
+            perdure.continue_as_new(n + 1)
+        return "end"
+
+    run = await perdure_runtime.start(chapters.call(0), id="r")
+    await changed_in_between(perdure_runtime, run)
+    await changed_in_between(perdure_runtime, run)
+    assert await run.result() == "end"
+    first = ["paid 41", "paid 42", "announced 42", "took 41 back"]
+    assert list(DONE.values()) == [*first, "paid 42", "paid 43", "announced 143", "took 42 back"]
+    assert not verify(host_of(perdure_runtime).turns.store).damage
+
+
+@workflow
+async def ends_badly(order: str, how: str) -> str:
+    cents = await decide(order)
+    await pay(order, cents)
+    await perdure.receive("go")
+    await announce(cents)
+    if how == "fails":
+        raise ValueError("no")
+    return str(await perdure.receive("never"))
+
+
+@pytest.mark.parametrize("how", ["fails", "is cancelled"])
+async def test_what_is_owed_is_taken_back_however_the_run_ends(how: str, perdure_runtime: RuntimeUnderTest) -> None:
+    run = await perdure_runtime.start(ends_badly.call("o", how), id="r")
+    await changed_in_between(perdure_runtime, run)
+    await perdure_runtime.run_dry()
+    if how == "is cancelled":
+        await run.cancel()
+    with pytest.raises((ValueError, perdure.RunCancelledError)):
+        await run.result()
+    assert list(DONE.values()) == ["paid 41", "paid 42", "announced 42", "took 41 back"]
+
+
+async def test_a_saga_of_the_new_way_undoes_its_own_and_what_is_owed_comes_after(
+    perdure_runtime: RuntimeUnderTest,
+) -> None:
+    @workflow
+    async def agent(order: str) -> str:
+        async with perdure.saga():
+            cents = await decide(order)
+            await pay(order, cents)
+            await perdure.receive("go")
+            await pay(f"{order}-2", cents + 10)
+            raise ValueError("no")
+
+    run = await perdure_runtime.start(agent.call("o"), id="r")
+    await changed_in_between(perdure_runtime, run)
+    with pytest.raises(ValueError, match="no"):
+        await run.result()
+    undone = ["took 52 back", "took 42 back", "took 41 back"]
+    assert list(DONE.values()) == ["paid 41", "paid 42", "paid 52", *undone]
+
+
 async def test_a_decision_that_keeps_going_stale_is_put_to_a_person(perdure_runtime: RuntimeUnderTest) -> None:
     readings, clock = itertools.count(), perdure_runtime.clock
 
