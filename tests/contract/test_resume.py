@@ -578,3 +578,48 @@ def test_a_chapter_belongs_to_the_version_that_it_began_under(on: On, tmp_path: 
         assert verify(host_store(on).again()).damage == ()
 
     run_async(main())
+
+
+APPROVED = """
+@effect(downstream=perdure.Idempotent())
+async def pay(order: str) -> str:
+    return "paid"
+
+@pay.key
+def _(order: str) -> str: return order
+
+@workflow(version=7)
+async def agent() -> str:
+    return await perdure.with_approval(pay.call("o1"), by={"ann"})
+
+@workflow(name="agent", version=8)
+async def agent_8() -> str:
+    return await perdure.with_approval(pay.call("o1"), by={"ann"}) + " by 8"
+"""
+
+
+@pytest.mark.parametrize("decides_first", [True, False])
+def test_what_people_were_shown_before_a_move_is_what_they_decide_about(
+    on: On, tmp_path: Path, decides_first: bool
+) -> None:
+    """The call is the same: it is not asked for again, and their yes lets it pass."""
+    seven = workflow_of(tmp_path, APPROVED)
+    eight = seven.spec.function.__globals__["agent_8"]
+
+    async def main() -> None:
+        async with on(seven) as runtime:
+            await runtime.start(seven.call(), id="r")
+            await runtime.drain()
+            (shown,) = await runtime.requests(run="r")
+        async with perdure.Client(host_store(on), workflows=[eight]) as client:
+            for decides in (decides_first, not decides_first):
+                if decides:
+                    await client.approve(shown.id, hash=shown.hash, by="ann")
+                else:
+                    await (await client.get("r")).move(8)
+        async with on(eight) as runtime:
+            assert await (await runtime.get("r")).result(timeout=20) == "paid by 8"
+            assert [each.id for each in await runtime.requests(run="r")] == [shown.id]
+        assert verify(host_store(on).again()).damage == ()
+
+    run_async(main())
