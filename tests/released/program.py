@@ -21,7 +21,7 @@ STARTED = datetime(2026, 11, 30, tzinfo=UTC)
 HOUR = 3_600
 PATIENCE_SECONDS = 0.3
 LEASE_SECONDS = 100
-WORLD = {"policy": 1}
+WORLD = {"policy": 1, "limit": 1}
 
 # ── steps ───────────────────────────────────────────────────────────────────────────────────
 
@@ -77,6 +77,16 @@ async def _() -> int:
 
 
 @step
+async def limits() -> int:
+    return 10 * WORLD["limit"]
+
+
+@limits.premise("limit")
+async def _() -> int:
+    return WORLD["limit"]
+
+
+@step
 def adds(one: int, other: int) -> int:
     return one + other
 
@@ -114,6 +124,23 @@ def _(to: str) -> str:
 @mails.lookup
 async def _(op: perdure.Operation) -> perdure.Found[str] | perdure.NotFound | perdure.Unsure:
     return perdure.Found("sent")
+
+
+@effect(downstream=Idempotent())
+async def charges(card: str) -> str:
+    perdure.operation().external_request_id = f"request-{card}"
+    if card == "empty":
+        raise perdure.Final("declined")
+    return "charged"
+
+
+@charges.key
+def _(card: str) -> str:
+    return card
+
+
+@charges.undo
+async def _(result: str, card: str) -> None: ...
 
 
 @effect(downstream=NoGuarantee())
@@ -192,6 +219,36 @@ async def relies() -> str:
 
 
 @workflow
+async def goes_back(order: str) -> str:
+    cents = await limits()
+    await plan("tea")
+    await charges(f"{order} {cents}")
+    await perdure.receive("go")
+    await charges(f"{order} {cents} more")
+    return str(cents + await perdure.receive("number", int))
+
+
+@workflow
+async def charges_cards() -> str:
+    told = await charges("full")
+    try:
+        await charges("empty")
+    except perdure.Final:
+        told += ", and declined"
+    return told
+
+
+@workflow
+async def agrees() -> int:
+    return await perdure.with_approval(adds.call(1, 2), by={"ann", "bob"}, quorum=2)
+
+
+@workflow
+async def reads() -> int:
+    return await perdure.receive("number", int)
+
+
+@workflow
 async def child(number: int) -> int:
     if number:
         return number
@@ -221,8 +278,28 @@ def hosted() -> int:
 
 
 @workflow
+def hosted_trip() -> str:
+    try:
+        with perdure.saga():
+            perdure.sync.wait(charges.call("trip"))
+            perdure.sync.receive("number", int)
+            raise ValueError("full")
+    except ValueError as error:
+        return error.__notes__[0]
+
+
+@workflow
 async def fails() -> None:
     await breaks()
+
+
+@workflow
+async def drops_child() -> str:
+    try:
+        async with asyncio.timeout(60):
+            return str(await child(0))
+    except TimeoutError:
+        return "it took too long"
 
 
 @workflow
@@ -236,7 +313,8 @@ async def gives_up() -> str:
 
 
 WORKFLOWS: list[Any] = [
-    researches, trades, doubts, wonders, spends, relies, child, parent, chapters, hosted, fails, gives_up,
+    researches, trades, doubts, wonders, spends, relies, goes_back, charges_cards, agrees, reads, child, parent,
+    chapters, hosted, hosted_trip, fails, drops_child, gives_up,
 ]  # fmt: skip
 
 
@@ -250,7 +328,13 @@ async def record(path: str) -> None:
         await begin_all(runtime)
         await passed(runtime, clock, HOUR)
         await decide(runtime)
+        await (await runtime.get("resumed")).pause(by="ann")
+        WORLD["limit"] = 2
         await passed(runtime, clock, 5 * HOUR)
+        await (await runtime.get("resumed")).resume()
+        for run_id in ("goes back", "went back"):
+            await (await runtime.get(run_id)).send("go")
+        await (await runtime.get("went back")).send("number", 7)
         await (await runtime.get("paused")).pause()
         await (await runtime.get("cancelled")).cancel("not wanted")
         await passed(runtime, clock, 60)
@@ -266,7 +350,11 @@ async def begin_all(runtime: Runtime) -> None:
         "regretted": trades.call("regretted"), "doubts": doubts.call(), "settled": doubts.call(),
         "wonders": wonders.call(), "answered": wonders.call(), "spends": spends.call(), "raised": spends.call(),
         "relies": relies.call(), "relied": relies.call(), "parent": parent.call(), "chapters": chapters.call(0),
-        "hosted": hosted.call(), "fails": fails.call(), "gives up": gives_up.call(),
+        "hosted": hosted.call(), "hosted on": hosted.call(), "trip": hosted_trip.call(),
+        "travelled": hosted_trip.call(),
+        "fails": fails.call(), "gives up": gives_up.call(), "drops": drops_child.call(), "cards": charges_cards.call(),
+        "agrees": agrees.call(), "agreed": agrees.call(), "reads": reads.call(), "read": reads.call(),
+        "goes back": goes_back.call("g-1"), "went back": goes_back.call("g-2"), "resumed": researches.call("cocoa"),
     }  # fmt: skip
     for run_id, call in calls.items():
         await runtime.start(call, id=run_id, tags={"kind": run_id}, goal="to be kept", scope={"customer": "ada"})
@@ -306,10 +394,19 @@ async def decide(runtime: Runtime) -> None:
                 await runtime.answer(asked.id, 3, hash=asked.hash, by="ann")
     await runtime.settle("settled", "succeeded", value="printed", by="ann")
     await runtime.raise_budget("raised", tokens=1_000, by="ann")
+    for run_id in ("agrees", "agreed"):
+        (asked,) = await runtime.requests(run=await runtime.get(run_id), status="pending")
+        for by in ("ann", "bob")[: 1 if run_id == "agrees" else 2]:
+            await runtime.approve(asked.id, hash=asked.hash, by=by)
+    for run_id in ("hosted on", "travelled"):
+        await (await runtime.get(run_id)).send("number", 7)
+    for run_id in ("reads", "read"):
+        await (await runtime.get(run_id)).send("number", "seven")
     for run_id in ("finished", "relied"):
         await (await runtime.get(run_id)).send("go", by="ann")
     await runtime.drain()
     await (await runtime.get("answered")).unblock("value", value="this one", by="ann", reason="known")
+    await (await runtime.get("read")).unblock("value", value=7, by="ann")
 
 
 # ── how it goes on ──────────────────────────────────────────────────────────────────────────
@@ -341,6 +438,15 @@ async def say_how_many(runtime: Runtime, run: Any) -> None:
     await run.unblock("value", value="that one", by="ann")
 
 
+async def agree(runtime: Runtime, run: Any) -> None:
+    (asked,) = await runtime.requests(run=run, status="pending")
+    await runtime.approve(asked.id, hash=asked.hash, by="bob")
+
+
+async def give_number(runtime: Runtime, run: Any) -> None:
+    await run.unblock("value", value=7, by="ann")
+
+
 async def raise_it(runtime: Runtime, run: Any) -> None:
     await runtime.raise_budget(run, tokens=1_000, by="ann")
 
@@ -360,19 +466,23 @@ GOES_ON: dict[str, tuple[Act, Any]] = {
     "researches": (say_go, 8), "paused": (resume, 8), "forked": (say_go, 8), "trades": (say_yes, "paid 200"),
     "doubts": (say_page, "printed"), "wonders": (say_how_many, "4 and that one"),
     "spends": (raise_it, "thoughtthought"), "relies": (say_go, "paid 41"), "parent": (to_child, 8),
-    "chapters": (say_go, 2), "hosted": (say_number, 10),
+    "chapters": (say_go, 2), "hosted": (say_number, 10), "trip": (say_number, "saga: undone: charges 'trip'"),
+    "agrees": (agree, 3), "reads": (give_number, 7), "goes back": (say_number, "27"), "resumed": (say_go, 8),
 }  # fmt: skip
 """Of each run that has not ended: what people do, and what comes of it then."""
 
 ENDED: dict[str, Any] = {
     "finished": 8, "trades on": "paid 200", "settled": "printed", "answered": "3 and this one",
-    "raised": "thoughtthought", "relied": "paid 41", "gives up": "nobody came",
+    "raised": "thoughtthought", "relied": "paid 41", "gives up": "nobody came", "hosted on": 10,
+    "travelled": "saga: undone: charges 'trip'", "drops": "it took too long", "cards": "charged, and declined",
+    "agreed": 3, "read": 7, "went back": "27",
 }  # fmt: skip
 """What became of those that have ended well."""
 
 
 async def go_on(path: str, at: datetime) -> dict[str, Any]:
     """Let every run of the store go on to its end; gives their results."""
+    WORLD["limit"] = 2
     clock = FakeClock(at)
     results: dict[str, Any] = {}
     async with Runtime(path, workflows=WORKFLOWS, clock=clock, lease=LEASE_SECONDS) as runtime, ticking(clock):
