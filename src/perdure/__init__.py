@@ -78,6 +78,7 @@ from perdure.errors import (
 )
 from perdure.http.retries import single_retry_owner
 from perdure.http.webhook import Webhook
+from perdure.runtime.logs import hide_secrets
 from perdure.runtime.operation import Operation
 from perdure.runtime.outbox import OutboxMessage
 from perdure.specs import Budget, CanLookUp, Found, Idempotent, NoGuarantee, NotFound, Retry, Unsure, Usage
@@ -151,6 +152,7 @@ __all__ = [
     "deprecate_patch",
     "effect",
     "heartbeat",
+    "hide_secrets",
     "http",
     "journal",
     "lane",

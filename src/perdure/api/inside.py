@@ -24,7 +24,7 @@ from perdure.engine.randomness import as_number, as_uuid
 from perdure.errors import SecretNotAllowed, UsageError
 from perdure.gates.budget import use_said
 from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, UNLOCKED, Attempt, current_attempt
-from perdure.runtime.logs import hides_secrets
+from perdure.runtime.logs import hide_secrets
 from perdure.specs import Money, OnCancel, StepSpec, WorkflowSpec, recordable, seconds
 
 if TYPE_CHECKING:
@@ -485,4 +485,6 @@ class _ReplayAware(logging.LoggerAdapter[logging.Logger]):
 
 def logger(name: str = "perdure.workflow") -> logging.LoggerAdapter[logging.Logger]:
     """A logger for workflow code: each line once, however often the code is replayed."""
-    return _ReplayAware(hides_secrets(logging.getLogger(name)), {})
+    own = logging.getLogger(name)
+    hide_secrets(own)
+    return _ReplayAware(own, {})

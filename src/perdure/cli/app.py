@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from perdure import __version__
+from perdure import __version__, hide_secrets
 from perdure.cli import code, inbox, runs, store
 from perdure.cli.exits import MEANINGS, Commands, ExitCode
 from perdure.cli.run import run, start
@@ -46,6 +46,8 @@ def perdure(
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     else:
         logging.basicConfig(level=logging.WARNING, format="perdure: %(message)s")
+    for handler in logging.getLogger().handlers:
+        hide_secrets(handler)
 
 
 def demo(
