@@ -331,6 +331,8 @@ class StepSpec(msgspec.Struct, frozen=True, eq=False):
     secrets: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     """Those that its body may have, and for each what it is for."""
     rests: Rests | None = None
+    reuse: bool = True
+    """Whether its result may be had again once the run was rewound. What people's decisions rest on is read anew."""
 
 
 class CallSpec(StepSpec, frozen=True, eq=False):

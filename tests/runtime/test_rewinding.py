@@ -218,6 +218,44 @@ async def test_people_are_asked_anew(perdure_runtime: RuntimeUnderTest) -> None:
     assert not verify(host_of(perdure_runtime).turns.store).damage
 
 
+@step
+async def status(order: str) -> str:
+    return str(WORLD["status"])
+
+
+async def test_what_an_approval_rests_on_is_never_had_again(perdure_runtime: RuntimeUnderTest) -> None:
+    """It was read a second time, right before the run went back; the second approval is not held to that."""
+    WORLD["status"] = "broken"
+
+    @workflow
+    async def agent(order: str) -> str:
+        cents = await decide(order)
+        facts = {"status": status.call(order)}
+        return await perdure.with_approval(pay.call(order, cents), by="ann", premises=facts)
+
+    async def asked() -> Any:
+        await perdure_runtime.run_dry()
+        (it,) = await perdure_runtime.requests(status="pending")
+        await perdure_runtime.advance(60)
+        return it
+
+    run = await perdure_runtime.start(agent.call("o"), id="r")
+    first = await asked()
+    WORLD["policy"] = 2
+    await perdure_runtime.approve(first.id, hash=first.hash, by="ann")
+    second = await asked()
+    WORLD["status"] = "replaced"
+    await perdure_runtime.approve(second.id, hash=second.hash, by="ann")
+    third = await asked()
+    assert DONE == {}
+    assert [(it.arguments["cents"], it.facts["status"]) for it in (first, second, third)] == [
+        (41, "broken"), (42, "broken"), (42, "replaced"),
+    ]  # fmt: skip
+    await perdure_runtime.approve(third.id, hash=third.hash, by="ann")
+    assert await run.result() == "paid 42"
+    assert not [event for event in await history(perdure_runtime) if isinstance(event, e.StepReused)]
+
+
 async def test_each_chapter_settles_what_it_owes(perdure_runtime: RuntimeUnderTest) -> None:
     @workflow
     async def chapters(n: int) -> str:

@@ -132,7 +132,7 @@ def _reading(asked: Asked) -> Made:
 
     spec = StepSpec(
         name=f"premises:{asked.name}", function=read, is_async=True, arguments=arguments_codec_for(read),
-        result=codec_for(dict[str, str]),
+        result=codec_for(dict[str, str]), reuse=False,
     )  # fmt: skip
     facts = {name: {"step": fact.spec.name, "arguments": fact.raw.decode()} for name, fact in asked.facts}
     return Made(spec, spec.arguments.dumps((facts,), {}))

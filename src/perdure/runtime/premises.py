@@ -526,7 +526,7 @@ class Premises:
         """Whether a step has its result already: from before the run was rewound, with the same arguments."""
         live, ask = flight.live, flight.ask
         before = live.execution.known.before
-        results = None if before is None else before.reusable.get(ask.key)
+        results = None if before is None or not ask.spec.reuse else before.reusable.get(ask.key)
         if not results:
             return False
         given = ask.view or (ask.packed or pack(ask.input, live.execution.memo)).digest
