@@ -46,8 +46,11 @@ def test_the_demo_keeps_what_it_promises(tmp_path: Path, capsys: pytest.CaptureF
         "refund that changed while approved, in the books 310 EUR 310 EUR ok",
         "refund of ten times the order, sent 0x 0x ok",
         "the same in the inbox denied 9000 EUR denied 9000 EUR ok",
+        "approved, then the policy changed: asked and paid 50%, 80%: 640 EUR 50%, 80%: 640 EUR ok",
+        "approved, then its limit was raised: the same 50%: 400 EUR 50%: 400 EUR ok",
+        "approved, then settled by hand paid 1x by a person, told paid 1x by a person, told ok",
     ]
-    assert shown.count("kill -9") == 5
+    assert shown.count("kill -9") == 6
     readme = (examples().parent / "README.md").read_text()
     assert table_in(shown) == table_in(readme), "README shows what the demo prints"
     assert "$ perdure inbox settle claims-1 --succeeded --value 6" in shown

@@ -235,6 +235,31 @@ def test_each_route_gives_what_it_says(payments: Service) -> None:
     assert [sending.key for sending in payments.records()][:4] == ["k", "k", "k", None]
 
 
+def test_a_policy_is_told_as_it_was_set_last(tmp_path: Path) -> None:
+    with service("policies", tmp_path) as policies:
+        assert send("GET", f"{policies.url}/policies?order=O-1")[0] == 404
+        first, later = ({"order": "O-1", "percent": percent, "limit": 1000} for percent in (50, 80))
+        assert policies.post("/policies", first, who="test") == first
+        assert policies.post("/policies", later, who="test") == later
+        assert send("GET", f"{policies.url}/policies?order=O-1") == (200, later)
+        assert send("POST", f"{policies.url}/policies", {**first, "percent": "all"})[0] == 400
+        assert send("POST", f"{policies.url}/hold", {"reads": 0})[0] == 400
+        assert send("GET", f"{policies.url}/policies?order=O-1") == (200, later)
+        assert [sending.status for sending in policies.records()] == [404, 200, 200, 200, 400, 400, 200]
+
+
+def test_looks_at_the_policy_are_held_as_often_as_it_is_told(tmp_path: Path) -> None:
+    with service("policies", tmp_path) as policies:
+        policies.post("/policies", {"order": "O-1", "percent": 50, "limit": 1000}, who="test")
+        policies.post("/hold", {"reads": 1}, who="test")
+        with socket.create_connection(("127.0.0.1", policies.port)) as dying:
+            dying.sendall(b"GET /policies?order=O-1 HTTP/1.1\r\nHost: x\r\nUser-Agent: agent/7\r\n\r\n")
+            while not ((waiting := policies.records(only_unanswered=True)) and waiting[0].held):
+                pass
+            assert send("GET", f"{policies.url}/policies?order=O-1")[0] == 200
+        assert [(sending.pid, sending.answered_at) for sending in waiting] == [(7, None)]
+
+
 @pytest.mark.parametrize("cents", [0, -1, 1.5, "100", True, None])
 def test_what_is_no_amount_is_refused(payments: Service, cents: object) -> None:
     assert pay(payments, "payouts", cents)[0] == 400

@@ -3,9 +3,10 @@ payment and our record of it, on each of three routes, and has paid once.
 
 story.py      what happens: four kills, and what the next worker, or a person, does after each
 gates.py      the second act: a policy, an approval whose facts change, an attempt that is denied
+standing.py   the third act: decisions that are checked before they are acted upon
 stage.py      what it happens on: services, workers, the command line
 processes.py  how these are started
-services.py   the outside world: a model server, a ticket service and a payments service, processes of their own
+services.py   the outside world: a model server, tickets, payments and policies, processes of their own
 figures.py    what the services wrote down, as the figures of the table
 timeline.py   the same as a picture
 """

@@ -4,10 +4,6 @@ the answer comes while nobody runs, and by then the customer wants another amoun
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import urllib.request
 from collections.abc import Sequence
 
 from perdure.api.client import Client
@@ -15,7 +11,7 @@ from perdure.api.inbox import InboxEntry
 from perdure.api.requests import RequestSummary
 from perdure.api.sync import SyncClient
 from perdure.cli.demo.figures import PERSON, Figure, Payment, Sending, equal
-from perdure.cli.demo.processes import DIRECT, REQUEST_SECONDS_MAX, examples
+from perdure.cli.demo.processes import examples
 from perdure.cli.demo.stage import Stage
 
 DESK = "refund_desk.py"
@@ -40,8 +36,7 @@ def play(stage: Stage, desk: SyncClient) -> list[InboxEntry]:
     worker = stage.start_worker()
     stage.say(f"from 200 EUR on a policy wants a supervisor, above 1000 it refuses; worker {worker.pid}", "refunds")
     first = asked(stage, desk)
-    os.kill(worker.pid, signal.SIGKILL)
-    stage.workers.remove(worker)
+    stage.kill(worker)
     stage.say(f"for an approval of {told(first)}: kill -9 {worker.pid}", "it waits")
     desk.approve(first.id, hash=first.hash, by="ann", role="supervisor")
     stage.say("approves, and nobody runs", "a person")
@@ -87,7 +82,5 @@ def told(request: RequestSummary) -> str:
 
 def write(stage: Stage, customer: str, letter: str) -> None:
     """A customer opens a ticket."""
-    body = json.dumps({"customer": customer, "claim": "-", "title": letter}).encode()
-    request = urllib.request.Request(f"{stage.services.tickets.url}/tickets", data=body, method="POST")
-    request.add_header("User-Agent", f"customer/{os.getpid()}")
-    DIRECT.open(request, timeout=REQUEST_SECONDS_MAX).close()
+    body = {"customer": customer, "claim": "-", "title": letter}
+    stage.services.tickets.post("/tickets", body, who="customer")

@@ -54,6 +54,14 @@ class Service:
         with DIRECT.open(request, timeout=REQUEST_SECONDS_MAX) as response:
             return [Payment.read(row) for row in json.load(response)["payments"]]
 
+    def post(self, path: str, body: Mapping[str, object], *, who: str) -> dict[str, Any]:
+        """Its answer to what somebody sends who is not the agent."""
+        request = urllib.request.Request(self.url + path, data=json.dumps(body).encode(), method="POST")
+        request.add_header("User-Agent", f"{who}/{os.getpid()}")
+        with DIRECT.open(request, timeout=REQUEST_SECONDS_MAX) as response:
+            answer: dict[str, Any] = json.load(response)
+        return answer
+
     def answer_to(self, sending: Sending) -> str:
         """What the model says when this request is sent once more."""
         request = urllib.request.Request(self.url + sending.path, data=sending.body.encode(), method=sending.method)

@@ -1,5 +1,5 @@
-"""The outside world of the demo: a model server, a ticket service and a payments service, each a process with a
-database of its own.
+"""The outside world of the demo: a model server, a ticket service, a payments service and one that knows policies, each
+a process with a database of its own.
 
 They know nothing of perdure: this file imports the standard library alone and is run by its path. Each writes down
 every request it gets, answered or not, and tells what it wrote under GET /records (of what waits for its answer:
@@ -8,6 +8,7 @@ GET /records?unanswered=1); the demo's figures are made of that.
     python services.py model    --database model.db    [--hold N] [--think-seconds 0.05] [--upstream URL]
     python services.py tickets  --database tickets.db
     python services.py payments --database payments.db [--hold CLAIM ...]
+    python services.py policies --database policies.db
 
 A service listens on a free loopback port, prints that port on one line, and ends when its standard input is closed,
 so it never outlives whoever started it.
@@ -524,10 +525,8 @@ class PaymentService(KeyedService):
 
     def pay(self, request: Request) -> Answer:
         (claim,) = texts(request, "claim")
-        body, route = request.json(), request.path.removeprefix("/")
-        cents, reference = body.get("cents"), body.get("reference")
-        if type(cents) is not int or cents <= 0:
-            raise ValueError("cents must be a whole number above 0")
+        (cents,) = whole_numbers(request, "cents")
+        reference, route = request.json().get("reference"), request.path.removeprefix("/")
         cursor = self.database.execute(
             "INSERT INTO payments (route, claim, cents, reference) VALUES (?, ?, ?, ?)",
             (route, claim, cents, reference),
@@ -549,12 +548,77 @@ class PaymentService(KeyedService):
             return Answer(200, {"payments": [dict(zip(names, row, strict=True)) for row in cursor]})
 
 
+# ── the policies ────────────────────────────────────────────────────────────────────────────
+
+POLICIES_SCHEMA = """
+CREATE TABLE IF NOT EXISTS policies (
+    "order" TEXT PRIMARY KEY, percent INTEGER NOT NULL, "limit" INTEGER NOT NULL
+)
+"""
+
+
+class PolicyService(Service):
+    """GET /policies?order= tells how much of an order is paid back, in percent, and up to which limit, in cents.
+
+    POST /policies with all three sets it. After POST /hold with `reads` so many of the next looks get no answer while
+    their senders live.
+    """
+
+    name = "policies"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.to_hold = 0
+        self.database.execute(POLICIES_SCHEMA)
+
+    def refusal(self, status: int, message: str) -> Answer:
+        return Answer(status, {"error": message})
+
+    def answer(self, request: Request) -> Answer:
+        match request.method, request.path:
+            case "GET", "/policies":
+                return self.look(request)
+            case "POST", "/policies":
+                (order,), (percent, limit) = texts(request, "order"), whole_numbers(request, "percent", "limit")
+                with self.lock:
+                    self.database.execute("REPLACE INTO policies VALUES (?, ?, ?)", (order, percent, limit))
+                return Answer(200, {"order": order, "percent": percent, "limit": limit})
+            case "POST", "/hold":
+                with self.lock:
+                    (self.to_hold,) = whole_numbers(request, "reads")
+                return Answer(200, {"reads": self.to_hold})
+            case _:
+                return self.refusal(404, f"there is no {request.method} {request.path}")
+
+    def look(self, request: Request) -> Answer:
+        order = request.query.get("order", "")
+        with self.lock:
+            is_held = self.to_hold > 0
+            self.to_hold -= is_held
+        if is_held:
+            self.wait_for_the_sender_to_go(request)
+        with self.lock:
+            row = self.database.execute('SELECT percent, "limit" FROM policies WHERE "order" = ?', (order,)).fetchone()
+        if row is None:
+            return self.refusal(404, f"there is no policy for {order!r}")
+        return Answer(200, {"order": order, "percent": row[0], "limit": row[1]})
+
+
+def whole_numbers(request: Request, *names: str) -> list[int]:
+    """These fields of the body. ValueError if one is missing or no whole number above 0."""
+    body = request.json()
+    for name in names:
+        if type(body.get(name)) is not int or body[name] <= 0:
+            raise ValueError(f"{name} must be a whole number above 0")
+    return [body[name] for name in names]
+
+
 # ── started as a process ────────────────────────────────────────────────────────────────────
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("service", choices=["model", "tickets", "payments"])
+    parser.add_argument("service", choices=["model", "tickets", "payments", "policies"])
     parser.add_argument("--database", required=True, type=Path)
     parser.add_argument("--hold", nargs="+", default=())
     parser.add_argument("--think-seconds", type=float, default=0.0)
@@ -563,6 +627,8 @@ def main(arguments: list[str]) -> None:
     database = str(given.database)
     if given.service == "tickets":
         serve(TicketService(database))
+    elif given.service == "policies":
+        serve(PolicyService(database))
     elif given.service == "payments":
         serve(PaymentService(database, hold=given.hold))
     else:

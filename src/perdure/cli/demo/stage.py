@@ -36,9 +36,10 @@ class Services:
     model: Service
     tickets: Service
     payments: Service
+    policies: Service
 
     def sendings(self) -> list[Sending]:
-        """What all of them wrote down so far."""
+        """What those that an agent does something with wrote down so far."""
         return [sending for each in (self.model, self.tickets, self.payments) for sending in each.records()]
 
 
@@ -67,7 +68,7 @@ class Stage:
     def start_services(self, *, held_question: int, held_claims: Sequence[str]) -> None:
         """The model keeps back the answer to the n-th question, the payments service those for these claims."""
         model = ["--think-seconds", str(THINK_SECONDS), "--upstream", self.upstream, "--hold", str(held_question)]
-        options = {"model": model, "tickets": [], "payments": ["--hold", *held_claims]}
+        options = {"model": model, "tickets": [], "payments": ["--hold", *held_claims], "policies": []}
         self.services = Services(
             **{name: self.stack.enter_context(service(name, self.directory, *given)) for name, given in options.items()}
         )
@@ -86,6 +87,7 @@ class Stage:
             "OPENAI_API_KEY": self.environment.get("OPENAI_API_KEY") or "scripted",
             "TICKETS_URL": self.services.tickets.url,
             "PAYMENTS_URL": self.services.payments.url,
+            "POLICIES_URL": self.services.policies.url,
             "PERDURE_STORE": str(self.directory / "perdure.db"),
             "NO_PROXY": "127.0.0.1",
             "no_proxy": "127.0.0.1",
@@ -95,11 +97,14 @@ class Stage:
         """kill -9 for the worker that waits for this answer, once all others are ready."""
         self.wait_for(lambda: all(each.is_ready() for each in self.workers), "all workers")
         (victim,) = (each for each in self.workers if each.pid == held.pid)
-        self.workers.remove(victim)
         kill = Kill(victim.pid, time.time(), in_step)
-        os.kill(victim.pid, signal.SIGKILL)
+        self.kill(victim)
         self.kills.append(kill)
         return kill
+
+    def kill(self, victim: Worker) -> None:
+        self.workers.remove(victim)
+        os.kill(victim.pid, signal.SIGKILL)
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────
 

@@ -18,6 +18,7 @@ from perdure.cli.demo.figures import PERSON, Figure, Kill, Sending, Story, figur
 from perdure.cli.demo.gates import gates
 from perdure.cli.demo.processes import AGENT, CLAIMS, command_here, examples
 from perdure.cli.demo.stage import DemoFailedError, Stage
+from perdure.cli.demo.standing import standing
 from perdure.cli.demo.timeline import draw
 
 STEPS = 50
@@ -54,11 +55,11 @@ def demo(
         with ExitStack() as stack:
             stage = Stage(directory, environment, agent or examples() / AGENT, stack)
             story = happen(stage, claims)
-            gated = [] if stage.upstream else gates(stage)
+            later = [] if stage.upstream else [*gates(stage), *standing(stage)]
     except DemoFailedError as error:
         print(f"perdure demo: {error}\nlogs and databases are in {directory}")
         return 1
-    rows = [*figures(story, steps_promised=STEPS, claims_promised=len(claims)), *gated]
+    rows = [*figures(story, steps_promised=STEPS, claims_promised=len(claims)), *later]
     tell(story, rows, directory)
     return 0 if all(row.kept for row in rows) else 1
 
@@ -72,9 +73,9 @@ def happen(stage: Stage, claims: Sequence[str]) -> Story:
     """Start everything, kill whoever works once in four steps, and wait for the end."""
     stage.say(f"of {STEPS} steps pays {len(claims)} claims; four times whoever works on it is killed", "an agent")
     stage.start_services(held_question=HELD_QUESTION, held_claims=[claims[n - 1] for n in HELD_CLAIMS])
-    model, tickets, payments = stage.services.model, stage.services.tickets, stage.services.payments
-    ports = f"on ports {model.port}, {tickets.port} and {payments.port}"
-    stage.say(f"model ({stage.upstream or 'scripted'}), tickets and payments, {ports}", "services")
+    model, payments = stage.services.model, stage.services.payments
+    ports = f"on ports {model.port}, {stage.services.tickets.port}, {payments.port} and {stage.services.policies.port}"
+    stage.say(f"model ({stage.upstream or 'scripted'}), tickets, payments and policies, {ports}", "services")
     stage.say(f"{stage.start_worker().pid} and {stage.start_worker().pid}, on one store", "workers")
     for number, route in HELD_CLAIMS.items():
         kill_after_payment(stage, STEPS_PER_CLAIM * number, route)
@@ -136,7 +137,7 @@ def tell(story: Story, rows: Sequence[Figure], directory: Path) -> None:
     """The figures; those that are not kept once more, by name."""
     picture = directory / "timeline.svg"
     picture.write_text(draw(story.sendings, story.kills), encoding="utf-8")
-    print(f"\nFrom the records of the three services, and the inbox:\n\n{table(rows)}\n")
+    print(f"\nFrom the records of the services, and the inbox:\n\n{table(rows)}\n")
     print(f"first plan   {steps_of(story.sendings)[0].first.text}")
     if story.other_plan is not None:
         print(f"asked again  {story.other_plan}")
