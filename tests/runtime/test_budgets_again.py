@@ -423,3 +423,21 @@ def test_one_raise_by_way_of_any_run_is_enough_for_all(programs: list[list[int]]
             assert [await run.result() for run in runs] == [sum(tokens) for tokens in programs]
 
     run_async(main())
+
+
+def test_a_raise_reaches_runs_of_the_same_worker_that_writes_nothing_else() -> None:
+    """The run by way of which it was raised is stuck again at once; nobody else commits anything."""
+
+    async def main() -> None:
+        async with RuntimeUnderTest(budgets=[FOREVER]) as runtime:
+            await spends(runtime, 90)
+            large = await runtime.start(thinks.call(500), id="large", tags=TEAM)
+            small = await runtime.start(thinks.call(20), id="small", tags=TEAM)
+            await is_stuck(large)
+            await is_stuck(small)
+            await runtime.raise_budget(large, tokens=120, by="ann", budget="tag team=x")
+            await runtime.run_dry()
+            assert await blocks(small) == ["run.blocked", "run.unblocked"]
+            assert await small.result() == 20
+
+    run_async(main())

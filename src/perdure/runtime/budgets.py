@@ -380,6 +380,8 @@ class Budgets:
         live.account = live.account or Account()
         live.account.note(event)
         live.entries.append(Entry(event, spending=spending))
+        if spending:  # others are told in this commit, and some of them may be here
+            live.then += (self._turns.on_letters,)
         stuck = [(key, blocked.short) for key, blocked in live.blocked_calls.items() if blocked.short is not None]
         return [key for key, short in stuck if short.budget == at.account and short.unit != PRICE]
 

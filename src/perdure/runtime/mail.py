@@ -142,6 +142,7 @@ def take(turns: Turns, live: LiveRun, mail: Mail) -> None:
             _take_pause(turns, live, mail.kind, msgspec.json.decode(mail.body, type=ControlLetter))
         case _:
             _take_unblock(turns, live, msgspec.json.decode(mail.body, type=ControlLetter))
+            turns.parking.decided(live)
 
 
 def without_secrets(mail: Mail) -> Mail:

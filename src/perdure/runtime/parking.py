@@ -70,13 +70,26 @@ class Parking:
         live.entries.append(Entry(event, spending=spending))
         live.change = self.change(live)
         log.warning("run %s is blocked (%s): %s", live.run_id, event.reason, event.hint)
+        self._tell(live, event)
+        self._turns.mark(live)
+
+    def decided(self, live: LiveRun) -> None:
+        """A decision was taken in. If somebody has to decide still, whoever waits for the run is told: the decision may
+        have been about another call, or about one that was decided before."""
+        blocked = self._blocked(live)
+        if blocked is not None:
+            self._tell(live, blocked)
+
+    def _tell(self, live: LiveRun, event: e.RunBlocked) -> None:
         how = Standstill(Status.BLOCKED, event.reason, event.hint)
         live.then += (lambda: self._turns.on_standstill(live.rid, how),)
-        self._turns.mark(live)
+
+    def _blocked(self, live: LiveRun) -> e.RunBlocked | None:
+        return live.blocked or next(iter(live.blocked_calls.values()), None)
 
     def change(self, live: LiveRun) -> Change:
         """The index row of a run as it stands: running, paused or blocked."""
-        blocked = live.blocked or next(iter(live.blocked_calls.values()), None)
+        blocked = self._blocked(live)
         if blocked is not None:
             return Change(status=Status.BLOCKED, reason=blocked.reason, hint=blocked.hint)
         if live.is_paused:

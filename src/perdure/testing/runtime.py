@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -52,6 +53,9 @@ STANDSTILL_SECONDS_MAX = 10.0
 """How long (in real time) a result is waited for while nothing happens and no timer is armed."""
 
 ROUNDS_UNTIL_DRY = 4
+
+_on_one_clock: weakref.WeakKeyDictionary[FakeClock, list[RuntimeUnderTest]] = weakref.WeakKeyDictionary()
+"""Those that are open. One that lets time pass lets it pass for the others, too."""
 
 
 class StillLease(Lease):
@@ -123,12 +127,27 @@ class RuntimeUnderTest(Runtime):
         """What `perdure.use(kind)` gives to steps from now on."""
         cast("dict[type, Any]", self._options.provided)[kind] = client
 
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        _on_one_clock.setdefault(self.clock, []).append(self)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._leave_the_clock()
+        await super().__aexit__(*error)
+
+    def _leave_the_clock(self) -> None:
+        with contextlib.suppress(ValueError):
+            _on_one_clock.get(self.clock, []).remove(self)
+
     async def run_dry(self) -> None:
-        """Let everything happen that needs no time to pass."""
+        """Let everything happen that needs no time to pass, here and in others on this clock."""
         rounds = 0
         while rounds < ROUNDS_UNTIL_DRY:
-            rounds = rounds + 1 if self._host.is_still else 0
-            await asyncio.sleep(0 if rounds or not self._host.turns.performer.running else 0.0005)
+            hosts = [self._host, *(other._host for other in _on_one_clock.get(self.clock, ()) if other is not self)]
+            rounds = rounds + 1 if all(host.is_still for host in hosts) else 0
+            is_quick = rounds or not any(host.turns.performer.running for host in hosts)
+            await asyncio.sleep(0 if is_quick else 0.0005)
 
     async def advance(self, duration: timedelta | float) -> None:
         """Let a time pass, and everything happen in it: timer by timer, each run as far as it gets."""
@@ -181,6 +200,7 @@ class RuntimeUnderTest(Runtime):
     async def die(self) -> None:
         """Stop as if the process had been killed: nothing is written or given back, and others see the proof of it.
         What a live process cannot be spared: step bodies under way see a CancelledError."""
+        self._leave_the_clock()
         host, self._host_open = self._host, None
         self._endings.close()
         if self._announcer is not None:
