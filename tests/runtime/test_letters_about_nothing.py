@@ -15,7 +15,7 @@ async def asks(what: str) -> str:
 
 @workflow
 async def asks_twice() -> list[str]:
-    return await asyncio.gather(asks("one"), asks("two"))
+    return list(await asyncio.gather(asks("one"), asks("two")))
 
 
 async def test_who_waits_is_told_that_the_run_is_still_blocked(perdure_runtime: RuntimeUnderTest) -> None:
