@@ -15,8 +15,7 @@ import msgspec
 from perdure.codec import unpack
 from perdure.errors import HistoryCorruptError
 from perdure.history import events as e
-from perdure.runtime.host import UNFINISHED, every_run
-from perdure.store.protocol import FINAL, Filter, Row, RunInfo, Status, Store, Stored
+from perdure.store.protocol import FINAL, UNFINISHED, Filter, Row, RunInfo, Status, Store, Stored, every_run
 
 FORMAT = 1
 

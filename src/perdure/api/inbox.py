@@ -37,7 +37,7 @@ from perdure.history import events as e
 from perdure.ledger import EffectState
 from perdure.runtime import mail, silence
 from perdure.specs import StepSpec, WorkflowSpec
-from perdure.store.protocol import CONTROL_KINDS, Filter, Mail, Note, Row, RunInfo, Status, Store, WorkerInfo
+from perdure.store.protocol import CONTROL_KINDS, Filter, Mail, Note, Row, RunInfo, Status, Store, WorkerInfo, every_run
 
 DUE_SECONDS_BEFORE_A_PERSON_HEARS = 60.0
 DUE_SECONDS_ALTHOUGH_SERVED = 300.0
@@ -207,11 +207,8 @@ def entries(store: Store, now: int) -> list[InboxEntry]:
 
 
 def _runs(store: Store, *statuses: Status) -> Iterator[RunInfo]:
-    """All runs of these statuses, however many."""
-    before = None
-    while page := store.runs(Filter(status=frozenset(statuses), before_rid=before, limit=RUNS_PER_READ)):
-        yield from page
-        before = page[-1].rid
+    """All runs of these statuses."""
+    return every_run(store, Filter(status=frozenset(statuses), limit=RUNS_PER_READ))
 
 
 def blocked(store: Store, info: RunInfo) -> list[InboxEntry]:
@@ -395,7 +392,7 @@ def unmoved(store: Store, now: int) -> Iterator[InboxEntry]:
             blocked = e.RunBlocked("no_worker_for_version", _no_worker(info, served))
         yield _entry(info, blocked, info.due_at or late, store.mail([info.rid]))
     for worker in (workers[name] for name in lost if name in workers and workers[name].lease_until < late):
-        for info in _of_owner(store, worker.worker):
+        for info in every_run(store, Filter(owner=worker.worker, limit=RUNS_PER_READ)):
             how = "is dead" if lost[worker.worker] else "has not been heard of"
             hint = f"its worker {worker.worker} (process {worker.pid} on {worker.host}) {how}, and {_NOBODY_LIVE}"
             yield _entry(info, e.RunBlocked("silent", hint), worker.lease_until, store.mail([info.rid]))
@@ -423,13 +420,6 @@ def _noted(store: Store) -> Iterator[InboxEntry]:
             "that does not come back, perhaps. Look into that process; once it has ended, another goes on with the run"
         )
         yield _entry(info, e.RunBlocked("silent", hint), noted.since, store.mail([info.rid]))
-
-
-def _of_owner(store: Store, owner: str) -> Iterator[RunInfo]:
-    before = None
-    while page := store.runs(Filter(owner=owner, before_rid=before, limit=RUNS_PER_READ)):
-        yield from page
-        before = page[-1].rid
 
 
 def _served(workers: Iterable[WorkerInfo], lost: Container[str]) -> frozenset[tuple[str, int]]:

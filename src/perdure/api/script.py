@@ -19,14 +19,13 @@ from perdure.codec import digest
 from perdure.errors import RunConflictError, UsageError
 from perdure.history.events import identity_of
 from perdure.specs import WorkflowSpec, several
-from perdure.store.protocol import FINAL, Filter, RunInfo, Status, Store
+from perdure.store.protocol import UNFINISHED, Filter, RunInfo, Status, Store, every_run
 
 if TYPE_CHECKING:
     from perdure.gates.policy import Policy
 
 R = TypeVar("R")
 
-UNFINISHED = frozenset(Status) - FINAL
 RUNS_PER_READ = 500
 
 
@@ -164,13 +163,8 @@ def _id_for(runtime: Runtime, store: Store, spec: WorkflowSpec, identity: bytes)
 
 def _unfinished(store: Store, workflow: str, identity: bytes) -> RunInfo | None:
     """The newest unfinished run of this workflow, input and scope that is nobody's child."""
-    before = None
-    while page := store.runs(Filter(workflow, UNFINISHED, before_rid=before, limit=RUNS_PER_READ)):
-        for info in page:
-            if info.input_digest == identity and info.parent_run_id is None:
-                return info
-        before = page[-1].rid
-    return None
+    unfinished = every_run(store, Filter(workflow, UNFINISHED, limit=RUNS_PER_READ))
+    return next((info for info in unfinished if info.input_digest == identity and info.parent_run_id is None), None)
 
 
 def _next_id(store: Store, stem: str) -> str:

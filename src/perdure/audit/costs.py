@@ -13,7 +13,7 @@ import msgspec
 from perdure.gates.budget import money
 from perdure.history import events as e
 from perdure.history.spending import NOTHING, Amount
-from perdure.store.protocol import Filter, Row, RunInfo, Store
+from perdure.store.protocol import Filter, Row, RunInfo, Store, every_run
 
 RUNS_PER_READ = 500
 
@@ -49,10 +49,7 @@ def _runs(store: Store, run_id: str | None, workflow: str | None) -> Iterator[Ru
         if info is not None and workflow in {None, info.workflow}:
             yield info
         return
-    before = None
-    while page := store.runs(Filter(workflow=workflow, before_rid=before, limit=RUNS_PER_READ)):
-        yield from page
-        before = page[-1].rid
+    yield from every_run(store, Filter(workflow=workflow, limit=RUNS_PER_READ))
 
 
 def _add(found: dict[str, Cost], info: RunInfo, by: str, rows: Sequence[Row], since: int) -> None:

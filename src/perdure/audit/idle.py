@@ -8,7 +8,7 @@ nothing else; `perdure.audit.foreign_logs` makes them from what other systems wr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ import msgspec
 from perdure.clock import MICROSECONDS
 from perdure.engine.calls import WaitingSet
 from perdure.history import events as e
-from perdure.store.protocol import Filter, Row, RunInfo, Store
+from perdure.store.protocol import Filter, Row, RunInfo, Store, every_run
 
 HOUR, DAY = 3_600 * MICROSECONDS, 86_400 * MICROSECONDS
 
@@ -218,15 +218,8 @@ def _order(waits: Waits) -> tuple[int, str]:
 def of_store(store: Store, *, now: int, workflow: str | None = None) -> list[Waits]:
     """Of every run in a store, read one at a time. Runs that were pruned are not in it."""
     kept = f"the history in {store.url}"
-    runs = _runs(store, workflow)
+    runs = every_run(store, Filter(workflow=workflow, limit=RUNS_PER_READ))
     return by_workflow((info.workflow, kept, info.run_id, idles_of(store, info, now=now)) for info in runs)
-
-
-def _runs(store: Store, workflow: str | None) -> Iterator[RunInfo]:
-    before = None
-    while page := store.runs(Filter(workflow=workflow, before_rid=before, limit=RUNS_PER_READ)):
-        yield from page
-        before = page[-1].rid
 
 
 def idles_of(store: Store, info: RunInfo, *, now: int) -> list[Idle]:

@@ -39,7 +39,7 @@ from perdure.clock import when
 from perdure.codec import codec_for
 from perdure.errors import UnknownNameError
 from perdure.store import Store
-from perdure.store.protocol import Filter, RunInfo, Status
+from perdure.store.protocol import Filter, RunInfo, Status, every_run
 
 T = TypeVar("T")
 
@@ -443,9 +443,5 @@ def resume(
 
 def paused_runs(store: Store) -> list[str]:
     """The ids of all runs that are paused, the oldest first."""
-    found: list[str] = []
-    before: int | None = None
-    while page := store.runs(Filter(status=frozenset({Status.WAITING}), before_rid=before, limit=1_000)):
-        found += [info.run_id for info in page if info.reason == "paused"]
-        before = page[-1].rid
-    return found[::-1]
+    waiting = every_run(store, Filter(status=frozenset({Status.WAITING}), limit=1_000))
+    return [info.run_id for info in waiting if info.reason == "paused"][::-1]

@@ -18,6 +18,7 @@ from perdure.errors import HistoryCorruptError, StoreError
 from perdure.history import events as e
 from perdure.ledger import EffectState, LedgerEntry
 from perdure.store.protocol import (
+    UNFINISHED,
     Append,
     ApprovalFilter,
     Change,
@@ -35,7 +36,6 @@ log = logging.getLogger("perdure")
 WITHOUT_PROOF = frozenset({EffectState.STARTED, EffectState.UNKNOWN, EffectState.FAILED_RETRYABLE})
 ABOUT_REQUESTS = ("person.", "approval.", "call.cancelled", "effect.")
 """How kinds of events begin that say something of requests."""
-LIVE = frozenset(status for status in Status if not status.is_final)
 ENDED = frozenset(e.KINDS[ending] for ending in e.ENDINGS)
 ROWS_AT_START_MAX = 100
 RUNS_AT_START_MAX = 20
@@ -50,7 +50,7 @@ def look_at_ledger(store: Store) -> None:
             _look_at_effects(store, store.load(rid), [row for row in effects if row.rid == rid])
         for rid in _unheld(store, requests):
             _look_at_requests(store, store.load(rid), [row for row in requests if row.rid == rid])
-        for info in store.runs(Filter(status=LIVE, limit=RUNS_AT_START_MAX)):
+        for info in store.runs(Filter(status=UNFINISHED, limit=RUNS_AT_START_MAX)):
             if info.owner is None:
                 _look_at_status(store, info)
     except (StoreError, HistoryCorruptError) as error:

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from perdure.clock import MICROSECONDS, Alarm, Clock
@@ -25,7 +25,7 @@ from perdure.runtime.silence import Silence
 from perdure.runtime.turn import Turns
 from perdure.runtime.writer import Writer
 from perdure.specs import WorkflowSpec
-from perdure.store.protocol import FINAL, Filter, NewRun, RunInfo, Status, Store
+from perdure.store.protocol import UNFINISHED, Filter, NewRun, RunInfo, Store, every_run
 
 log = logging.getLogger("perdure")
 
@@ -44,19 +44,6 @@ class Idle(Protocol):
 
     @property
     def is_idle(self) -> bool: ...
-
-
-UNFINISHED = frozenset(Status) - FINAL
-
-
-def every_run(store: Store, which: Filter) -> Iterator[RunInfo]:
-    """All runs of a kind, newest first, however many."""
-    while True:
-        page = store.runs(which)
-        yield from page
-        if len(page) < which.limit:
-            return
-        which = which._replace(before_rid=page[-1].rid)
 
 
 class Host:

@@ -49,6 +49,7 @@ class Status(StrEnum):
 
 
 FINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+UNFINISHED = frozenset(Status) - FINAL
 
 
 class Wakes(StrEnum):
@@ -684,3 +685,13 @@ QUIET_KINDS = frozenset({
     "budget.spent",
 })  # fmt: skip
 """Kinds of events that are no progress."""
+
+
+def every_run(store: Store, which: Filter) -> Iterator[RunInfo]:
+    """All runs of a kind, newest first, however many. `which.limit`: how many are read at once."""
+    while True:
+        page = store.runs(which)
+        yield from page
+        if len(page) < which.limit:
+            return
+        which = which._replace(before_rid=page[-1].rid)

@@ -25,10 +25,9 @@ from perdure.errors import PerdureError
 from perdure.history import events as e
 from perdure.http.classify import Sent, classify
 from perdure.runtime.beginnings import SEED_OF
-from perdure.runtime.host import every_run
 from perdure.specs import Found, NotFound, SameDatabase, Unsure
 from perdure.store.memory import MemoryStore
-from perdure.store.protocol import Filter, Letter, Mail, NewRun, Row, RunInfo, Status, Store, Write
+from perdure.store.protocol import Filter, Letter, Mail, NewRun, Row, RunInfo, Status, Store, Write, every_run
 from perdure.store.sqlite import SqliteStore
 from perdure.testing.accounts import check_accounts
 from perdure.testing.clock import NEW_YEAR, FakeClock
