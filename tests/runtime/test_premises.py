@@ -366,6 +366,36 @@ async def test_a_body_can_name_what_its_result_rests_on(perdure_runtime: Runtime
     assert await run.result() == "paid 42"
 
 
+class Tariff:
+    def of(self, item: str) -> int:
+        return int(look("policy"))
+
+
+@step
+async def tariff_of(item: str) -> int:
+    return perdure.use(Tariff).of(item)
+
+
+@step(recovery="verify")
+async def by_tariff(item: str) -> int:
+    return perdure.premise("tariff", await tariff_of(item), read=tariff_of.call(item))
+
+
+@workflow
+async def goes_by_tariff(item: str) -> int:
+    return await by_tariff(item)
+
+
+async def test_what_the_body_named_is_read_with_the_clients_that_are_given(perdure_runtime: RuntimeUnderTest) -> None:
+    perdure_runtime.provide(Tariff, Tariff())
+    run = await perdure_runtime.start(goes_by_tariff.call("o"), id="r")
+    assert await run.result() == 1
+    (it,) = await run.stands(provide={Tariff: Tariff()})
+    assert (it.stands, it.now) == (True, {"tariff": 1})
+    (it,) = await run.stands()
+    assert it.stands is None
+
+
 async def test_a_step_says_that_its_body_names_something(perdure_runtime: RuntimeUnderTest) -> None:
     @step
     async def forgets() -> int:

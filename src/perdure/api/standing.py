@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 from collections.abc import Mapping
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,7 +19,7 @@ from perdure.history import events as e
 from perdure.history.spending import NOTHING, Amount
 from perdure.runtime.attempt import ATTEMPT, Attempt
 from perdure.runtime.load import Past
-from perdure.runtime.premises import reading_of, superseded_by
+from perdure.runtime.premises import place_of_result, readings_of, superseded_by
 from perdure.specs import WorkflowSpec
 from perdure.store.protocol import RunInfo, Store
 
@@ -61,14 +60,11 @@ async def decisions_of(
     with replayed(past, spec) as execution:
         decisions = execution.known.decisions
         asked, rests = dict(decisions.asked), dict(decisions.rests)
-    return [
-        await _standing(past, rest, asked.get(key), now=now, provide=provide, length=past.stored.length)
-        for key, rest in rests.items()
-    ]
+    return [await _standing(past, rest, asked.get(key), now=now, provide=provide) for key, rest in rests.items()]
 
 
 async def _standing(
-    past: Past, rest: Rest, asked: Asked | None, *, now: int, provide: Mapping[type, Any], length: int
+    past: Past, rest: Rest, asked: Asked | None, *, now: int, provide: Mapping[type, Any]
 ) -> DecisionStanding:
     event = rest.event
     found: Values = {}
@@ -89,8 +85,8 @@ async def _standing(
             stands, why = not names and not finding.is_expired, told(finding, rest.values, found)
     on_stale = "" if rests is None else "a function" if callable(rests.on_stale) else str(rests.on_stale)
     used, took = _cost(past, event)
-    later = superseded_by(_gone_back(past, event), past, length)
-    reused = sum(type(each) in (e.StepCompleted, e.StepReused) for each in later if each is not _result(past, event))
+    later, result = _later(past, event)
+    reused = sum(type(each) in (e.StepCompleted, e.StepReused) for each in later if each is not result)
     return DecisionStanding(
         event.call, stands, why, on_stale, when(event.read_at), when(rest.valid_until) if rest.valid_until else None,
         plain(rest.values), plain(found), took, used.tokens, used.cost, reused,
@@ -100,7 +96,6 @@ async def _standing(
 
 async def _read(past: Past, rest: Rest, asked: Asked, provide: Mapping[type, Any]) -> Values:
     """As the runtime reads it, but for secrets, which are not there."""
-    premises = asked.spec.rests.premises if asked.spec.rests is not None else ()
     info, spec = past.stored.info, asked.spec
     attempt = Attempt(
         info.run_id, info.workflow, spec.name, rest.event.call, 0, spec.retry.max_attempts, when(rest.event.read_at),
@@ -108,18 +103,12 @@ async def _read(past: Past, rest: Rest, asked: Asked, provide: Mapping[type, Any
     )  # fmt: skip
     context = contextvars.copy_context()
     context.run(ATTEMPT.set, attempt)
-    found: Values = {}
-    for premise in premises:
-        args, kwargs = spec.arguments.loads(asked.input)
-        if premise.is_async:
-            reading = asyncio.get_running_loop().create_task(premise.read(*args, **kwargs), context=context)
-            value = await reading
-        else:
-            value = await asyncio.to_thread(context.copy().run, partial(premise.read, *args, **kwargs))
-        found[premise.name] = premise.result.dumps(value)
-    for name, reader in rest.readers.items():
-        found[name] = await reading_of(spec, reader)
-    return found
+
+    async def read() -> Values:
+        readings = readings_of(spec, asked.input, rest.readers, asyncio.to_thread)
+        return dict(zip(readings, await asyncio.gather(*readings.values()), strict=True))
+
+    return await asyncio.get_running_loop().create_task(read(), context=context)
 
 
 def _ignored(*_: Any) -> None:
@@ -131,23 +120,13 @@ def _nothing(_: Any) -> Any:
     return None
 
 
-def _place(past: Past, event: e.PremisesRead) -> int:
-    """Where what counts of it began: a renewal is no result."""
-    places = [
-        place for place, each in enumerate(past.events)
-        if isinstance(each, e.PremisesRead) and each.key == event.key and not each.renews
-    ]  # fmt: skip
-    return places[-1]
-
-
-def _gone_back(past: Past, event: e.PremisesRead) -> e.Rewound:
-    to = past.stored.rows[_place(past, event)].seq
-    return e.Rewound(to, event.task, event.n, event.name, event.use)
-
-
-def _result(past: Past, event: e.PremisesRead) -> e.Event | None:
-    found = past.events[_place(past, event) :]
-    return next((each for each in found if isinstance(each, e.StepCompleted) and each.key == event.key), None)
+def _later(past: Past, event: e.PremisesRead) -> tuple[list[e.Event], e.Event | None]:
+    """What would not count any more, if the run were rewound for this, and the result itself among it."""
+    place = place_of_result(past, event.key)
+    rewound = e.Rewound(past.stored.rows[place].seq, event.task, event.n, event.name, event.use)
+    found = past.events[place:]
+    result = next((each for each in found if isinstance(each, e.StepCompleted) and each.key == event.key), None)
+    return superseded_by(rewound, past), result
 
 
 def _cost(past: Past, event: e.PremisesRead) -> tuple[Amount, float]:

@@ -198,7 +198,7 @@ def told(finding: e.Finding, then: Values, now: Values) -> str:
     >>> told(e.Finding("0", 0, "0/decide#1", ("policy",)), {"policy": b"3"}, {"policy": b"4"})
     '0/decide#1 rests on policy 3, which is 4 now'
     """
-    parts = [f"{name} {_short(then.get(name))}, which is {_short(now.get(name))} now" for name in finding.changed]
+    parts = [f"{name} {short(then.get(name))}, which is {short(now.get(name))} now" for name in finding.changed]
     rests = f"{finding.call} rests on {' and on '.join(parts)}" if parts else ""
     over = f"the time for which {finding.call} is good is over" if finding.is_expired else ""
     return "; ".join(part for part in (rests, over) if part)
@@ -207,6 +207,7 @@ def told(finding: e.Finding, then: Values, now: Values) -> str:
 SHOWN_CHARACTERS_MAX = 100
 
 
-def _short(value: bytes | None) -> str:
+def short(value: bytes | None) -> str:
+    """A value for people, cut where it is long."""
     text = "nothing" if value is None else value.decode("utf-8", "replace")
     return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}…"

@@ -523,15 +523,13 @@ class RunUnblocked(Event, frozen=True, omit_defaults=True, gc=False, tag="run.un
 # ── what a run spends ───────────────────────────────────────────────────────────────────────
 
 
-class OfBudget(Event, frozen=True, omit_defaults=True, gc=False, tag_field="event"):
-    """An event about what one attempt at a call spends. It is no part of what the call's code, run again, asks for."""
+class AboutCall(Event, frozen=True, omit_defaults=True, gc=False, tag_field="event"):
+    """An event about a call that is none of the call itself: no part of what its code, run again, asks for."""
 
     task: str
     n: int
     name: str
     use: int
-    attempt: int
-    amount: Amount = NOTHING
 
     @property
     def key(self) -> tuple[str, int]:
@@ -540,6 +538,13 @@ class OfBudget(Event, frozen=True, omit_defaults=True, gc=False, tag_field="even
     @property
     def call(self) -> str:
         return f"{self.task}/{self.name}#{self.use}"
+
+
+class OfBudget(AboutCall, frozen=True, omit_defaults=True, gc=False, tag_field="event"):
+    """An event about what one attempt at a call spends."""
+
+    attempt: int
+    amount: Amount = NOTHING
 
 
 class BudgetReserved(OfBudget, frozen=True, omit_defaults=True, gc=False, tag="budget.reserved"):
@@ -588,31 +593,17 @@ class Fact(msgspec.Struct, frozen=True, gc=False):
     digest: bytes
 
 
-class PremisesRead(Event, frozen=True, omit_defaults=True, gc=False, tag="premises.read"):
+class PremisesRead(AboutCall, frozen=True, omit_defaults=True, gc=False, tag="premises.read"):
     """What the result of a step rests on, as it was read before the step's body began, at `read_at`; in the commit of
     that result, in front of it. `output`: the values by name. `valid_until`: how long the result is good for (0: no
-    limit). `result`: its digest. `renews`: the step was made again and gave the same; there is no result of its own.
+    limit). `result`: its digest. `renews`: the step was made again and gave the same; there is no result of its own."""
 
-    It is no event of the call itself: no part of what its code, run again, asks for."""
-
-    task: str
-    n: int
-    name: str
-    use: int
     facts: tuple[Fact, ...] = ()
     output: bytes = b""
     result: bytes = b""
     read_at: int = 0
     valid_until: int = 0
     renews: bool = False
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return (self.task, self.n)
-
-    @property
-    def call(self) -> str:
-        return f"{self.task}/{self.name}#{self.use}"
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

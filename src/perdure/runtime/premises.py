@@ -18,7 +18,7 @@ import asyncio
 import contextvars
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +29,6 @@ from perdure.codec import digest, pack
 from perdure.codec.exceptions import message_of
 from perdure.decisions import ApprovalState
 from perdure.decisions.premises import (
-    SHOWN_CHARACTERS_MAX,
     Asked,
     Decisions,
     Key,
@@ -40,6 +39,7 @@ from perdure.decisions.premises import (
     changed,
     encode_values,
     plain,
+    short,
     told,
 )
 from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS, Attempts, Grant, StepAsk, linked
@@ -52,7 +52,7 @@ from perdure.runtime import load
 from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.performer import Flight, Performer
 from perdure.runtime.retrying import Again, next_attempt
-from perdure.specs import OnStale, Premise, StepSpec
+from perdure.specs import OnStale, Premise, Rests, StepSpec
 from perdure.store.protocol import Change, Status
 
 if TYPE_CHECKING:
@@ -118,25 +118,9 @@ class Premises:
 
     async def _read(self, spec: StepSpec, raw: bytes, readers: Readers) -> Values:
         """What is declared of the step, and what its body has named."""
-        premises = spec.rests.premises if spec.rests is not None else ()
-        declared = (self._read_one(spec, premise, raw) for premise in premises)
-        named = (_read_named(spec, name, reader) for name, reader in readers.items())
-        read = await asyncio.gather(*declared, *named)
-        return dict(zip([*(premise.name for premise in premises), *readers], read, strict=True))
-
-    async def _read_one(self, spec: StepSpec, premise: Premise, raw: bytes) -> bytes:
-        args, kwargs = spec.arguments.loads(raw)
-        try:
-            if premise.is_async:
-                value = await premise.read(*args, **kwargs)
-            else:
-                inside = partial(contextvars.copy_context().run, premise.read, *args, **kwargs)
-                value = await self._turns.performer.in_thread(inside)
-            return premise.result.dumps(value)
-        except Exception as error:
-            why = f"{type(error).__name__}: {message_of(error)}"
-            what = f"premise {premise.name!r} of {spec.name} cannot be read: {why}"
-            raise PremiseUnreadableError(what, premise.name) from error
+        readings = readings_of(spec, raw, readers, self._turns.performer.in_thread)
+        read = await asyncio.gather(*(_told_if_unread(spec, name, reading) for name, reading in readings.items()))
+        return dict(zip(readings, read, strict=True))
 
     def rest(self, flight: Flight, raw: bytes) -> None:
         """The step has given this: record what it rests on in the same commit."""
@@ -288,13 +272,12 @@ class Premises:
         if live.is_in_turn:
             live.deferred += (partial(self._have_read, check, found),)
             return
+        check.is_reading = False
         is_unread = any(isinstance(each, Unread) for each in found.values())
         if is_unread and check.tries <= len(DELAYS_SECONDS):
-            check.is_reading = False
             again = self._turns.clock.now() + round(DELAYS_SECONDS[check.tries - 1] * MICROSECONDS)
             self._turns.clock.wake_at(again, partial(self._read_again, check))
             return
-        check.is_reading = False
         try:
             self._judge(check, found)
             self._go_on(check)
@@ -453,13 +436,14 @@ class Premises:
             return
         past = load.Past(self._turns.store.load(live.rid), self._turns.store)
         rewound = self._rewound(check, flight, past)
-        if any(isinstance(event, e.ChildStarted) for event in superseded_by(rewound, past, live.length)):
+        superseded = superseded_by(rewound, past)
+        if any(isinstance(event, e.ChildStarted) for event in superseded):
             self._put_to_a_person(
-                flight, f"made again, it gives {_short(raw)}; the run has started child runs since, and does not go "
+                flight, f"made again, it gives {short(raw)}; the run has started child runs since, and does not go "
                 "back by itself"
             )  # fmt: skip
             return
-        self._let_go_of_requests(live, past, rewound)
+        self._let_go_of_requests(live, superseded)
         live.record(rewound)
         self._record_read(flight, raw)
         output = pack(raw, live.execution.memo)
@@ -491,31 +475,19 @@ class Premises:
 
     def _rewound(self, check: Check, flight: Recomputed, past: load.Past) -> e.Rewound:
         ask, decisions = flight.ask, self.decisions(check.live)
-        places = range(len(past.events) - 1, -1, -1)
-        reads = ((place, past.events[place]) for place in places)
-        to = next(
-            past.stored.rows[place].seq for place, event in reads
-            if isinstance(event, e.PremisesRead) and event.key == ask.key and not event.renews
-        )  # fmt: skip
+        to = past.stored.rows[place_of_result(past, ask.key)].seq
         timers = tuple(e.Timer(*key, *timer) for key, timer in decisions.timers.items())
         stale = tuple(key for key in check.stale if key != ask.key)
         return e.Rewound(to, *ask.key, ask.name, ask.use, stale, timers)
 
-    def _let_go_of_requests(self, live: LiveRun, past: load.Past, rewound: e.Rewound) -> None:
+    def _let_go_of_requests(self, live: LiveRun, superseded: Iterable[e.Event]) -> None:
         """Nobody waits any more for what people were asked since, and what they have approved is good for nothing: they
         are asked anew. Nor for a decision about a call that is stuck."""
         for key, blocked in list(live.blocked_calls.items()):
             live.note_unblocked(unblocked := e.RunUnblocked("cancelled", "", *key, "", blocked.name, blocked.use))
             live.record(unblocked)
-        answered: dict[Key, str] = {}
-        asked: dict[Key, e.PersonAsked] = {}
-        for event in superseded_by(rewound, past, live.length):
-            if isinstance(event, e.PersonAsked):
-                asked[event.key] = event
-            elif isinstance(event, e.PersonAnswered):
-                answered[event.key] = event.choice
         approvals = self._turns.approvals
-        for key, event in asked.items():
+        for key, event in {event.key: event for event in superseded if isinstance(event, e.PersonAsked)}.items():
             row = approvals.row(live, event.id)
             if row is not None and row.status is ApprovalState.PENDING:
                 approvals.withdraw(live, key, e.CallCancelled(*key, event.name, event.use))
@@ -572,15 +544,37 @@ class Premises:
         return decision
 
 
-async def _read_named(spec: StepSpec, name: str, reader: Reader) -> bytes:
+async def _told_if_unread(spec: StepSpec, name: str, reading: Awaitable[bytes]) -> bytes:
     try:
-        return await reading_of(spec, reader)
+        return await reading
     except Exception as error:
         why = f"{type(error).__name__}: {message_of(error)}"
         raise PremiseUnreadableError(f"premise {name!r} of {spec.name} cannot be read: {why}", name) from error
 
 
-async def reading_of(spec: StepSpec, reader: Reader) -> bytes:
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Calls a function in another thread."""
+
+
+def readings_of(
+    spec: StepSpec, raw: bytes, readers: Readers, in_thread: InThread
+) -> Mapping[str, Coroutine[Any, Any, bytes]]:
+    """By name, what reads each fact that a step with these arguments rests on: those that are declared, and those that
+    its body has named. Each is to be awaited in the context in which the step's body would run."""
+    premises = (each for each in (spec.rests or Rests()).premises if each.name not in readers)
+    declared = {each.name: _read_declared(spec, each, raw, in_thread) for each in premises}
+    return declared | {name: _read_named(spec, reader) for name, reader in readers.items()}
+
+
+async def _read_declared(spec: StepSpec, premise: Premise, raw: bytes, in_thread: InThread) -> bytes:
+    args, kwargs = spec.arguments.loads(raw)
+    if premise.is_async:
+        return premise.result.dumps(await premise.read(*args, **kwargs))
+    inside = partial(contextvars.copy_context().run, premise.read, *args, **kwargs)
+    return premise.result.dumps(await in_thread(inside))
+
+
+async def _read_named(spec: StepSpec, reader: Reader) -> bytes:
     """What a step gives now that the body of another one has named as the reader of a fact."""
     by = step_named(spec.function, reader.step)
     if by is None:
@@ -591,15 +585,18 @@ async def reading_of(spec: StepSpec, reader: Reader) -> bytes:
     return by.result.dumps(await asyncio.to_thread(by.function, *args, **kwargs))
 
 
-def superseded_by(rewound: e.Rewound, past: load.Past, length: int) -> list[e.Event]:
+def place_of_result(past: load.Past, key: Key) -> int:
+    """Where the result of a step begins that counts: with what it rests on. A renewal is no result."""
+    return next(
+        place for place in reversed(range(len(past.events)))
+        if isinstance(event := past.events[place], e.PremisesRead) and event.key == key and not event.renews
+    )  # fmt: skip
+
+
+def superseded_by(rewound: e.Rewound, past: load.Past) -> list[e.Event]:
     """What of the events that count does not count any more once the run is rewound."""
-    seqs = [*(row.seq for row in past.stored.rows), length]
+    seqs = [*(row.seq for row in past.stored.rows), past.stored.length]
     return [past.events[place] for place in split([*past.events, rewound], seqs).superseded]
-
-
-def _short(raw: bytes) -> str:
-    text = raw.decode("utf-8", "replace")
-    return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}…"
 
 
 def _finding(rest: Rest, asked: Asked, read: Values | Unread, now: int) -> tuple[e.Finding | None, str]:
