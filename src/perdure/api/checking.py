@@ -18,21 +18,19 @@ import msgspec
 
 from perdure.clock import when
 from perdure.engine import exact
-from perdure.engine.calls import Ask, ChildAsk, EffectAsk, Key, ReceiveAsk, RequestAsk, SectionAsk, SleepAsk, StepAsk
+from perdure.engine.calls import Ask, ChildAsk, EffectAsk, ReceiveAsk, RequestAsk, SectionAsk, SleepAsk, StepAsk
 from perdure.engine.chapters import Blocked
 from perdure.engine.execution import Execution
 from perdure.engine.known import Standing
 from perdure.errors import GuardError, HistoryCorruptError, StoreError
-from perdure.history import events as e
 from perdure.ledger import EffectState
 from perdure.runtime import contracts
 from perdure.runtime.contracts import topology as topology
 from perdure.runtime.guard import checking
-from perdure.runtime.host import UNFINISHED, every_run
-from perdure.runtime.load import Blobs, Past
+from perdure.runtime.load import Blobs, Past, parked
 from perdure.runtime.options import catalog_of
 from perdure.specs import EffectSpec, Idempotent, NoGuarantee, SameDatabase, StepSpec, WorkflowSpec
-from perdure.store.protocol import FINAL, Filter, RunInfo, Status, Store, Stored
+from perdure.store.protocol import FINAL, UNFINISHED, Filter, RunInfo, Store, Stored, every_run
 
 FINISHED_SAMPLE = 100
 """How many runs that have ended are looked at besides, the newest first."""
@@ -274,10 +272,16 @@ ONE_TRANSACTION = Does.PERFORM, "is done, unless it was: both are one transactio
 
 def _pending(past: Past, execution: Execution) -> tuple[Pending, ...]:
     """What becomes of the run as a whole, if it is parked, and of every call that it waits for."""
-    stopped, calls = _stopped(past)
-    found = [Pending("", *stopped)] if stopped is not None else []
+    info = past.stored.info
+    standing = parked(info, past.others)
+    found: list[Pending] = []
+    if standing.blocked is not None:
+        told = f"it is parked ({info.reason}) until somebody unblocks it, perdure inbox unblock"
+        found.append(Pending("", Does.BLOCK, told))
+    elif standing.is_paused:
+        found.append(Pending("", Does.WAIT, "it is paused, until somebody resumes it"))
     for ask in execution.open.values():
-        blocked = calls.get(ask.key)
+        blocked = standing.calls.get(ask.key)
         if blocked is None or blocked.reason == "unknown_effect":
             found.append(Pending(ask.label, *_then(execution, ask)))
         else:
@@ -302,29 +306,6 @@ def _resting(execution: Execution) -> Iterator[Pending]:
         else:
             unless = f" if {names} is as it was when it is read again, else {chosen}" if names else ""
             yield Pending(rest.event.call, Does.REUSE, f"stands{unless}")
-
-
-def _stopped(past: Past) -> tuple[tuple[Does, str] | None, dict[Key, e.RunBlocked]]:
-    """Whether the run as a whole goes on only when somebody says so, and which of its calls a person has to decide."""
-    info, is_paused, whole = past.stored.info, False, False
-    calls: dict[Key, e.RunBlocked] = {}
-    for event in past.others:
-        match event:
-            case e.RunPaused() | e.RunResumed():
-                is_paused = isinstance(event, e.RunPaused)
-            case e.RunForked():
-                is_paused = whole = False
-            case e.RunBlocked(task=None) | e.RunUnblocked(task=None):
-                whole = isinstance(event, e.RunBlocked)
-            case e.RunBlocked():
-                calls[event.task or "", event.n] = event
-            case e.RunUnblocked():
-                calls.pop((event.task or "", event.n), None)
-            case _:
-                pass
-    if whole or (info.status is Status.BLOCKED and not calls):
-        return (Does.BLOCK, f"it is parked ({info.reason}) until somebody unblocks it, perdure inbox unblock"), calls
-    return ((Does.WAIT, "it is paused, until somebody resumes it") if is_paused else None), calls
 
 
 def _then(execution: Execution, ask: Ask) -> tuple[Does, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -250,7 +250,8 @@ def rebuild(
         live.has_decisions = True
         live.is_to_check = claim.lost_owner is not None or bool(execution.known.decisions.open)
     live.account = account_at(past.events[0])
-    _note_parking(live, past.others)
+    _note_budgets(live, past.others)
+    live.is_paused, live.blocked, live.blocked_calls = parked(live.info, past.others)
     if admission is not None and admission.refusal:
         refusal = admission.refusal
         return live, lambda: execution.fail("incompatible_version", refusal)
@@ -271,27 +272,45 @@ def _waiting(stored: Stored) -> Iterable[Any]:
     return waiting.entries if waiting.history_length == stored.length else ()
 
 
-def _note_parking(live: LiveRun, events: Iterable[e.Event]) -> None:
-    """Whether the run is paused or blocked, and on what; and what it has spent."""
+def _note_budgets(live: LiveRun, events: Iterable[e.Event]) -> None:
+    """What the run has spent."""
     for event in events:
         if type(event) in ABOUT_BUDGETS:
             if live.account is None and type(event) is not e.RunForked:
                 live.account = Account()
             if live.account is not None:
                 live.account.note(event)
+
+
+class Parked(NamedTuple):
+    """Whether a run is paused; on what it is blocked as a whole, and which calls of it are stuck."""
+
+    is_paused: bool
+    blocked: e.RunBlocked | None
+    calls: dict[Key, e.RunBlocked]
+
+
+def parked(info: RunInfo, events: Iterable[e.Event]) -> Parked:
+    """How a run stands, as its history tells it; where that tells nothing of a block, as the index does."""
+    is_paused, blocked, calls = False, None, dict[Key, e.RunBlocked]()
+    for event in events:
         match event:
             case e.RunPaused():
-                live.is_paused = True
+                is_paused = True
             case e.RunResumed():
-                live.is_paused = False
+                is_paused = False
             case e.RunForked():  # the original was paused, or blocked as a whole: the fork tries
-                live.is_paused, live.blocked = False, None
-            case e.RunBlocked():
-                live.note_blocked(event)
-            case e.RunUnblocked():
-                live.note_unblocked(event)
+                is_paused, blocked = False, None
+            case e.RunBlocked(task=None):
+                blocked = event
+            case e.RunBlocked(task=str() as task):
+                calls[task, event.n] = event
+            case e.RunUnblocked(task=None):
+                blocked = None
+            case e.RunUnblocked(task=str() as task):
+                calls.pop((task, event.n), None)
             case _:
                 pass
-    info = live.info
-    if info.status is Status.BLOCKED and live.blocked is None and not live.blocked_calls:
-        live.blocked = e.RunBlocked(info.reason or "", info.hint or "")
+    if info.status is Status.BLOCKED and blocked is None and not calls:
+        blocked = e.RunBlocked(info.reason or "", info.hint or "")
+    return Parked(is_paused, blocked, calls)
