@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import shutil
-import sys
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.contract.code import module_of
 from tests.released.write import HERE, PROGRAM, STORE, write
 
 from perdure.api.checking import check_histories, check_store
@@ -30,16 +29,7 @@ VERSIONS = sorted(path.parent for path in HERE.glob(f"*/{STORE}"))
 
 def loaded(folder: Path) -> Any:
     """The program whose runs lie in the folder."""
-    path = folder / "program.py"
-    shutil.copyfile(folder / PROGRAM, path)
-    name = f"released_{folder.name.replace('.', '_')}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_of(folder, (folder / PROGRAM).read_text(encoding="utf-8"))
 
 
 def check(folder: Path) -> None:

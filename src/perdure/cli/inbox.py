@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import msgspec
 import typer
@@ -33,6 +33,8 @@ from perdure.cli.show import json_text, moment, paragraph, print_json, say, shor
 from perdure.cli.target import authority_at, spec_among, workflows_at
 from perdure.store import Store
 from perdure.store.protocol import Status
+
+T = TypeVar("T")
 
 Choice = Literal["retry", "value", "fail", "reuse", "keep"]
 
@@ -207,10 +209,11 @@ def unblock(
     """Decide for a run that is blocked: exactly one of --retry, --value, --fail, --reuse and --keep."""
     choice = _one_choice(retry=retry, value=value is not None, fail=fail, reuse=reuse, keep=keep)
     known = [] if app is None else workflows_at([app])
-    with existing_store(store) as opened:
-        judges = authority_at(authority)
-        entry = asyncio.run(_decide(opened, judges, known, run, choice, value, call, by, reason))
-    _tell_unjudged(judges, by)
+
+    async def decide(client: Client) -> InboxEntry:
+        return await _decide(client, known, run, choice, value, call, by, reason)
+
+    entry = _judged(store, authority, decide, by=by)
     what = f"told run {run}{f', {entry.call}' if entry.call else ''}: {choice}; {entry.choices[choice]}"
     tell(what, {"run": run, "call": entry.call, "choice": choice}, as_json=json)
     return ExitCode.OK
@@ -227,30 +230,29 @@ def _one_choice(**given: bool) -> Choice:
 
 
 async def _decide(
-    store: Store, authority: Any, known: Iterable[AnyWorkflow], run_id: str, choice: Choice, value: str | None,
-    call: str | None, by: str, reason: str,
+    client: Client, known: Iterable[AnyWorkflow], run_id: str, choice: Choice, value: str | None, call: str | None,
+    by: str, reason: str,
 ) -> InboxEntry:  # fmt: skip
     """The entry that was decided."""
-    async with Client(store, authority=authority) as client:
-        run = await client.get(run_id)
-        entries = [entry for entry in await client.inbox() if entry.request is None]
-        entry = _entry_of(run_id, entries, call, await run.status())
-        if entry.operation is not None:
-            raise CommandError(
-                f"{entry.call} of run {run_id} is an effect that may have happened: find out, then decide with perdure "
-                f"inbox settle {run_id} and {', '.join(f'--{each}' for each in entry.choices)}",
-                ExitCode.CONFLICT,
-            )
-        if choice not in entry.choices:
-            offered = ", ".join(f"--{each} ({what})" for each, what in entry.choices.items()) or entry.hint
-            raise CommandError(
-                f"--{choice} cannot help run {run_id}, which is {entry.reason}: {offered}", ExitCode.CONFLICT
-            )
-        spec = spec_among(known, entry.workflow, entry.version)
-        codec = asked_of(spec, entry.call) if spec is not None and entry.call else None
-        given = None if value is None else fitting_value(value, codec, at="--value")
-        await run.unblock(choice, value=given, call=entry.call, by=by, reason=reason)
-        return entry
+    run = await client.get(run_id)
+    entries = [entry for entry in await client.inbox() if entry.request is None]
+    entry = _entry_of(run_id, entries, call, await run.status())
+    if entry.operation is not None:
+        raise CommandError(
+            f"{entry.call} of run {run_id} is an effect that may have happened: find out, then decide with perdure "
+            f"inbox settle {run_id} and {', '.join(f'--{each}' for each in entry.choices)}",
+            ExitCode.CONFLICT,
+        )
+    if choice not in entry.choices:
+        offered = ", ".join(f"--{each} ({what})" for each, what in entry.choices.items()) or entry.hint
+        raise CommandError(
+            f"--{choice} cannot help run {run_id}, which is {entry.reason}: {offered}", ExitCode.CONFLICT
+        )
+    spec = spec_among(known, entry.workflow, entry.version)
+    codec = asked_of(spec, entry.call) if spec is not None and entry.call else None
+    given = None if value is None else fitting_value(value, codec, at="--value")
+    await run.unblock(choice, value=given, call=entry.call, by=by, reason=reason)
+    return entry
 
 
 def _entry_of(run_id: str, entries: Sequence[InboxEntry], call: str | None, status: Status) -> InboxEntry:
@@ -296,28 +298,37 @@ def raise_budget(
     given = {"tokens": tokens, "cost": cost, "effects": effects, "steps": steps, "wall": wall}
     seconds = None if wall is None else seconds_from(wall, option="--wall")
 
-    async def decide() -> None:
-        async with Client(opened, authority=judges) as client:
-            await client.raise_budget(
-                run, tokens=tokens, cost=cost, effects=effects, steps=steps, wall=seconds, by=by, reason=reason,
-                budget=budget,
-            )  # fmt: skip
+    async def decide(client: Client) -> None:
+        await client.raise_budget(
+            run, tokens=tokens, cost=cost, effects=effects, steps=steps, wall=seconds, by=by, reason=reason,
+            budget=budget,
+        )  # fmt: skip
 
-    with existing_store(store) as opened:
-        judges = authority_at(authority)
-        asyncio.run(decide())
-    _tell_unjudged(judges, by)
+    _judged(store, authority, decide, by=by)
     limits = {unit: limit for unit, limit in given.items() if limit is not None}
     shown = ", ".join(f"{unit} {limit}" for unit, limit in limits.items())
     tell(f"told run {run}: budget raised to {shown}, by {by}", {"run": run, "limits": limits, "by": by}, as_json=json)
     return ExitCode.OK
 
 
-def _tell_unjudged(authority: Any, by: str) -> None:
-    """Where nobody could judge it, a decision that was sent need not count."""
-    if authority is None:
+def _judged(
+    url: str | None, authority: str | None, decide: Callable[[Client], Awaitable[T]], *, by: str,
+    workflows: Iterable[AnyWorkflow] = (),
+) -> T:  # fmt: skip
+    """Decide by a client that knows who may. Where nobody could judge it here, a decision that was sent need not count,
+    which is said."""
+
+    async def decided() -> T:
+        async with Client(opened, workflows=workflows, authority=judges) as client:
+            return await decide(client)
+
+    with existing_store(url) as opened:
+        judges = authority_at(authority)
+        found = asyncio.run(decided())
+    if judges is None:
         who = by or "whoever says so"
         complain(f"whether {who} may decide that is judged by the worker of the run; to know it here: --authority")
+    return found
 
 
 # ── effects ─────────────────────────────────────────────────────────────────────────────────
@@ -359,16 +370,12 @@ def settle(
     given = None if value is None else plain_value(value, at="--value")
     known = [] if app is None else workflows_at([app])
 
-    async def decide() -> None:
-        async with Client(opened, workflows=known, authority=judges) as client:
-            await client.settle(
-                run, outcome, value=given, reference=reference, operation=operation, call=call, by=by, reason=reason
-            )
+    async def decide(client: Client) -> None:
+        await client.settle(
+            run, outcome, value=given, reference=reference, operation=operation, call=call, by=by, reason=reason
+        )
 
-    with existing_store(store) as opened:
-        judges = authority_at(authority)
-        asyncio.run(decide())
-    _tell_unjudged(judges, by)
+    _judged(store, authority, decide, by=by, workflows=known)
     told = {"run": run, "operation": operation, "call": call, "outcome": outcome}
     tell(f"told run {run}: {outcome}; {SETTLE[outcome]}", told, as_json=json)
     return ExitCode.OK
@@ -471,14 +478,10 @@ def acknowledge(
 
 
 def _said(url: str | None, authority: str | None, json: bool, choice: str, id: str, **given: Any) -> ExitCode:
-    async def decide() -> None:
-        async with Client(opened, authority=judges) as client:
-            await getattr(client, choice)(id, **given)
+    async def decide(client: Client) -> None:
+        await getattr(client, choice)(id, **given)
 
-    with existing_store(url) as opened:
-        judges = authority_at(authority)
-        asyncio.run(decide())
     who = given["by"]
-    _tell_unjudged(judges, who)
+    _judged(url, authority, decide, by=who)
     tell(f"told request {id}: {choice}, by {who}", {"id": id, "choice": choice, "by": who}, as_json=json)
     return ExitCode.OK

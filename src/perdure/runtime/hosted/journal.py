@@ -609,8 +609,7 @@ class Journal:
         if running_loop() is not None:
             raise UsageError(f"{name} was called where an event loop runs: await {name}.call(...) there")
 
-    # ── children that are not waited for at once ─────────────────────────────────────────────
-    # ── waits ────────────────────────────────────────────────────────────────────────────────
+    # ── for adapters ─────────────────────────────────────────────────────────────────────────
     def call(
         self, name: str, request: Any, perform: Callable[[], Any], *, retry: Retry | None = None, hint: Any = Any,
         uses: Usage | None = None,

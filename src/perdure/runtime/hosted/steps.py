@@ -40,31 +40,29 @@ class HostedSteps:
         raw = spec.arguments.dumps(args, kwargs)
         if business_key is None and isinstance(spec, EffectSpec):
             business_key = business_key_of(spec, args, kwargs)
-
-        def perform(request: Request) -> None:
-            if self._live.waits_for_person(request.key):
-                return
-            ask = self._as_ask(request, spec, raw, business_key, undoing, grant)
-            if isinstance(ask, EffectAsk):
-                self._turns.effects.start(self._live, ask)
-            else:
-                self.spend(grant, ask.label)
-                self._turns.performer.start(self._live, ask)
-
-        request = Request(LANE.get(), spec.name, raw, perform)
+        given = (spec, raw, business_key, undoing, grant)
+        request = Request(LANE.get(), spec.name, raw, lambda request: self.perform(request, *given))
         request.load = load_with(spec.result, spec.raises)
         request.rests = None if spec.rests is None else spec
         if isinstance(spec, EffectSpec):
-            request.as_ask = partial(self._as_ask, request, spec, raw, business_key, undoing, grant)
+            request.as_ask = partial(self._as_ask, request, *given)
             saga = open_here(f"effect {spec.name}") if undoing is None else None
             if isinstance(saga, HostedSaga):
                 request.hears = saga.join(request, spec, raw)
         return request
 
-    def perform(self, request: Request, spec: StepSpec, raw: bytes) -> None:
-        """Perform a step that no function of the user's declares."""
-        if not self._live.waits_for_person(request.key):
-            ask = self._as_ask(request, spec, raw, None, None, None)
+    def perform(
+        self, request: Request, spec: StepSpec, raw: bytes, business_key: str | None = None,
+        undoing: Undoing | None = None, grant: Grant | None = None,
+    ) -> None:  # fmt: skip
+        """Perform what is asked for, unless a person has to decide about it, or has."""
+        if self._live.waits_for_person(request.key):
+            return
+        ask = self._as_ask(request, spec, raw, business_key, undoing, grant)
+        if isinstance(ask, EffectAsk):
+            self._turns.effects.start(self._live, ask)
+        else:
+            self.spend(grant, ask.label)
             self._turns.performer.start(self._live, ask)
 
     def _as_ask(
