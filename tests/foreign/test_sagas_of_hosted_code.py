@@ -239,7 +239,7 @@ def waits_inside() -> str:
 def test_cancelling_the_run_undoes(leaves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever the code is: in its thread, unwound, out of memory, or in a process that is gone."""
     if leaves:
-        monkeypatch.setattr(sections, "UNWIND_SECONDS", 0.0)
+        monkeypatch.setattr(sections, "UNWIND_SECONDS", 0.001)
 
     async def scenario(runtime: Any) -> Any:
         if not rows(runtime):
@@ -427,7 +427,7 @@ def test_a_person_decides_about_what_a_machine_must_not_or_cannot_undo(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     if leaves:
-        monkeypatch.setattr(sections, "UNWIND_SECONDS", 0.0)
+        monkeypatch.setattr(sections, "UNWIND_SECONDS", 0.001)
     scenario = decided_by_a_person(fails_with, how, script=script, choice=choice, value=value, standing=standing)
     sweep = run_async(sweep_crashes(scenario, workflows=[fails_with]))
     assert sweep.result == notes, sweep.error

@@ -30,14 +30,14 @@ from perdure.clock import MICROSECONDS
 from perdure.engine.calls import ChildAsk, ReceiveAsk, UnreadAsk
 from perdure.gates.policy import Policy
 from perdure.runtime.checked import drive_checked
-from perdure.runtime.host import every_run
+from perdure.runtime.host import Host
 from perdure.runtime.lease import Lease
 from perdure.runtime.live import LiveRun
 from perdure.runtime.performer import Flight, Function
 from perdure.specs import Budget, WorkflowSpec, seconds
 from perdure.store.guarded import unguarded
 from perdure.store.memory import MemoryStore
-from perdure.store.protocol import Filter, Status, Store
+from perdure.store.protocol import Filter, Status, Store, every_run
 from perdure.testing.clock import FakeClock
 from perdure.testing.crashing import CrashingStore
 from perdure.testing.replaying import difference
@@ -56,6 +56,11 @@ ROUNDS_UNTIL_DRY = 4
 
 _on_one_clock: weakref.WeakKeyDictionary[FakeClock, list[RuntimeUnderTest]] = weakref.WeakKeyDictionary()
 """Those that are open. One that lets time pass lets it pass for the others, too."""
+
+
+def _waits_for_others(host: Host) -> bool:
+    """Whether something is under way that does not get on by itself on this loop: bodies of steps, threads."""
+    return bool(host.turns.performer.running) or any(live.has_sections for live in host.turns.live.values())
 
 
 class StillLease(Lease):
@@ -146,8 +151,7 @@ class RuntimeUnderTest(Runtime):
         while rounds < ROUNDS_UNTIL_DRY:
             hosts = [self._host, *(other._host for other in _on_one_clock.get(self.clock, ()) if other is not self)]
             rounds = rounds + 1 if all(host.is_still for host in hosts) else 0
-            is_quick = rounds or not any(host.turns.performer.running for host in hosts)
-            await asyncio.sleep(0 if is_quick else 0.0005)
+            await asyncio.sleep(0 if rounds or not any(map(_waits_for_others, hosts)) else 0.0005)
 
     async def advance(self, duration: timedelta | float) -> None:
         """Let a time pass, and everything happen in it: timer by timer, each run as far as it gets."""
