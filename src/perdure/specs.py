@@ -409,6 +409,10 @@ class EffectSpec(StepSpec, frozen=True, eq=False, kw_only=True):
     risk: Literal["low", "high"] = "low"
     on_repeat: Literal["refuse", "reuse"] = "refuse"
     aliases: tuple[str, ...] = ()
+    relies_on: tuple[str, ...] | None = None
+    """Names of premises and of steps; None: on all that its run's decisions rest on."""
+    unproven: tuple[str, ...] = ()
+    """Those of them that were given as a text: whether there is such a thing is seen when it is called."""
     key: Callable[..., Any] | None = None
     lookup: Callable[..., Any] | None = None
     undo: EffectSpec | None = None

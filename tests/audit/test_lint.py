@@ -640,3 +640,22 @@ def test_a_step_whose_result_reaches_an_effect_says_how_long_it_is_good(
     assert [finding.rule for finding in found] == ["unchecked-decision"] * len(steps)
     assert [finding.message.partition("()")[0] for finding in found] == ["refund"] * len(steps)
     assert all(finding.function == "" for finding in found), "nobody is told of it when a worker starts"
+
+
+@pytest.mark.parametrize(
+    ("options", "on", "rules"),
+    [
+        ("valid_for=60", "[decide]", []),
+        ("valid_for=60", '["decide", read]', []),
+        ('valid_for=60, name="decided"', '["decided"]', []),
+        ("valid_for=60", '("policy",)', []),
+        ("valid_for=60", "ANY", []),
+        ('recovery="replay"', "[]", []),
+        ("valid_for=60", "[]", ["decision-left-out"]),
+        ("valid_for=60", '["limit"]', ["decision-left-out"]),
+    ],
+)
+def test_an_effect_names_what_it_goes_by(options: str, on: str, rules: list[str]) -> None:
+    source = DECIDES.replace("OPTIONS", options).replace("Idempotent()", f"Idempotent(), relies_on={on}")
+    found = lint_source(source + "@decide.premise('policy')\nasync def _(claim): ...")
+    assert [finding.rule for finding in found] == rules

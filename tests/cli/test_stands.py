@@ -78,7 +78,7 @@ def test_it_says_what_would_stand_today_and_changes_nothing(waits: Terminal) -> 
     (waits.folder / "policy").write_text("2")
     text = stands(waits)
     assert "0/decide#1 no 0/decide#1 rests on policy 1, which is 2 now recompute" in text
-    assert "1 result had again; owed: 0/pay#1" in text
+    assert "1 result had again; relied on by 0/pay#1; owed: 0/pay#1" in text
     (found,) = json.loads(waits.here("runs", "stands", "r", "--app", "app.py", "--json").stdout)
     assert (found["stands"], found["then"], found["now"]) == (False, {"policy": 1}, {"policy": 2})
     (waits.folder / "policy").unlink()

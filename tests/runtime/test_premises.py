@@ -408,3 +408,137 @@ async def test_a_step_says_that_its_body_names_something(perdure_runtime: Runtim
     run = await perdure_runtime.start(agent.call(), id="r")
     with pytest.raises(perdure.UsageError, match="recovery="):
         await run.result()
+
+
+# ── what an effect relies on ────────────────────────────────────────────────────────────────
+
+
+@step(valid_for=timedelta(hours=2), on_stale="block")
+async def rate(order: str) -> int:
+    return 5
+
+
+def relying(decide: Any, *on: Any) -> Any:
+    """A workflow whose effect says which decisions it relies on."""
+
+    @effect(downstream=Idempotent(), relies_on=on)
+    async def pay(order: str, cents: int) -> str:
+        PAID.append((order, cents))
+        return f"paid {cents}"
+
+    pay.key(lambda order, cents: order)
+
+    @workflow(name="agent")
+    async def agent(order: str) -> str:
+        cents = await decide(order) + await rate(order)
+        await perdure.receive("go")
+        return await pay(order, cents)
+
+    return agent
+
+
+@pytest.mark.parametrize(
+    ("on", "read"),
+    [
+        (["policy"], ["policy"]),
+        (["decide"], ["policy", "limit"]),
+        (["policy", "decide"], ["policy", "limit"]),
+        (["limit", "policy"], ["policy", "limit"]),
+        (["rate"], []),
+        ([rate], []),
+        ([], []),
+    ],
+)
+async def test_an_effect_relies_on_what_it_names(
+    on: list[Any], read: list[str], perdure_runtime: RuntimeUnderTest
+) -> None:
+    """What it does not name is not read, whatever has become of it; what was read for it stands in the history."""
+    run = await perdure_runtime.start(relying(deciding(on_stale="block"), *on).call("o"), id="r")
+    await perdure_runtime.run_dry()
+    await perdure_runtime.advance(60)
+    READ.clear()
+    await run.send("go", None)
+    assert await run.result() == "paid 46"
+    assert sorted(READ) == sorted(read)
+    found = await history(perdure_runtime)
+    (started,) = [event for event in found if isinstance(event, e.EffectStarted)]
+    checks = [event for event in found if isinstance(event, e.PremisesChecked)]
+    names = tuple(getattr(each, "name", each) for each in on)
+    assert started.relies_on == names
+    assert [check.relies_on for check in checks] == [names] * bool(names)
+    assert started.check == len(checks)
+
+
+async def test_what_an_effect_does_not_rely_on_keeps_nothing_from_it(perdure_runtime: RuntimeUnderTest) -> None:
+    run = await perdure_runtime.start(relying(deciding(on_stale="block"), "limit").call("o"), id="r")
+    await perdure_runtime.run_dry()
+    WORLD.update(policy=2, unreadable="policy")
+    await perdure_runtime.advance(60)
+    await run.send("go", None)
+    assert await run.result() == "paid 46"
+    (decided, rated) = await run.stands()
+    assert (decided.call, decided.relied_on_by, rated.relied_on_by) == ("0/decide#1", ("0/pay#1",), ())
+
+
+async def test_what_an_effect_relies_on_is_checked_although_something_else_was_just_now(
+    perdure_runtime: RuntimeUnderTest,
+) -> None:
+    """A check of one premise says nothing of another one."""
+    decide = deciding(on_stale="block")
+
+    def sending(name: str, on: Any) -> Any:
+        @effect(downstream=Idempotent(), relies_on=on, name=name)
+        async def send(order: str) -> str:
+            PAID.append((name, 0))
+            return name
+
+        send.key(lambda order: order)
+        return send
+
+    by_limit, by_policy, by_all = sending("by_limit", ["limit"]), sending("by_policy", ["policy"]), sending("by", None)
+
+    @workflow
+    async def agent(order: str) -> None:
+        await decide(order)
+        await perdure.receive("go")
+        await by_limit(order)
+        await by_policy(order)
+        await by_all(order)
+
+    run = await perdure_runtime.start(agent.call("o"), id="r")
+    await perdure_runtime.run_dry()
+    await perdure_runtime.advance(60)
+    READ.clear()
+    WORLD["policy"] = 2
+    await run.send("go", None)
+    with pytest.raises(RunBlockedError, match="policy 1, which is 2 now"):
+        await run.result()
+    assert (READ, PAID) == (["limit", "policy"], [("by_limit", 0)])
+    await run.unblock("keep", by="ann")
+    await run.result()
+    assert READ == ["limit", "policy", "policy", "limit"], "all of it before the last one"
+
+
+async def test_what_nothing_is_called_cannot_be_relied_on(perdure_runtime: RuntimeUnderTest) -> None:
+    run = await perdure_runtime.start(relying(deciding(), "polcy").call("o"), id="r")
+    await run.send("go", None)
+    with pytest.raises(perdure.UnknownNameError, match="relies_on= of effect pay: 'polcy'; near: policy"):
+        await run.result()
+    assert PAID == []
+
+
+@pytest.mark.parametrize(
+    ("on", "said"),
+    [
+        ("policy", "a list is wanted"),
+        ([3], "3 is neither a step nor the name"),
+        ([""], "a text of 1 to"),
+        ([pay], "is neither a step nor the name"),
+        ([price_of], "nothing of price_of is checked"),
+    ],
+)
+def test_what_cannot_be_relied_on_is_refused_early(on: Any, said: str) -> None:
+    with pytest.raises((perdure.DeclarationError, perdure.UsageError), match=said):
+
+        @effect(downstream=Idempotent(), relies_on=on)
+        async def send(order: str) -> None: ...

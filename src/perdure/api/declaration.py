@@ -140,6 +140,30 @@ def rests_of(valid_for: Any, recovery: Any, on_stale: Any, *, is_lazy: bool) -> 
     return Rests((), limit, recovery != "replay", what)
 
 
+def relied_on(given: Any, effect: str) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """The `relies_on=` of an effect: names, and those of them that were given as texts. DeclarationError for what is
+    neither a name nor a step.
+
+    >>> relied_on(["policy"], "pay")
+    (('policy',), ('policy',))
+    """
+    if given is None:
+        return None, ()
+    what, names = f"effect {effect}: relies_on={given!r}", several(given)
+    if names is None:
+        raise DeclarationError(f"{what}; a list is wanted, as in relies_on=[decide, 'policy']")
+    specs = [getattr(each, "spec", None) for each in names]
+    for each, spec in zip(names, specs, strict=True):
+        if isinstance(each, str):
+            recordable(each, what=f"{what}:")
+        elif type(spec) is not StepSpec:
+            raise DeclarationError(f"{what}: {each!r} is neither a step nor the name of a premise or of a step")
+        elif spec.rests is None or not spec.rests.is_verified:
+            raise DeclarationError(f"{what}: nothing of {spec.name} is checked: it has neither premises nor validity")
+    found = (each if spec is None else spec.name for each, spec in zip(names, specs, strict=True))
+    return tuple(dict.fromkeys(found)), tuple(each for each in names if isinstance(each, str))
+
+
 _NOT_LAZY = "what is checked again has to be durable when the code gets it; leave out record= for this step"
 
 

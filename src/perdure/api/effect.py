@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NoReturn, 
 import msgspec
 
 from perdure.api.calls import Call, DurableFunction, execution_here, same_signature
-from perdure.api.declaration import check_step, secrets_of, takes_same, with_estimate
+from perdure.api.declaration import check_step, relied_on, secrets_of, takes_same, with_estimate
 from perdure.codec import arguments_codec_for
 from perdure.codec.resolving import resolved_hints
 from perdure.errors import DeclarationError, NotDurableError, UsageError
@@ -211,6 +211,7 @@ def effect(
     recovery: Literal["verify", "compensate"] = "verify",
     risk: Literal["low", "high"] = "low",
     on_repeat: Literal["refuse", "reuse"] = "refuse",
+    relies_on: Iterable[str | DurableFunction[Any, Any]] | None = None,
     retry: Retry | None = None,
     timeout: timedelta | float | None = None,
     name: str | None = None,
@@ -232,8 +233,9 @@ def effect(
     after a rename give the old ones as `aliases`. `on_repeat="reuse"`: another call with the same key and request gets
     the recorded answer. `reversible=False`: it is sent only under an approval, or where a policy allows it. `risk`: for
     people who decide. `recovery="compensate"`: a promise that was made; it is undone only after a person confirmed.
-    `uses`: what an attempt is expected to use of a budget, besides being an effect. `secrets`: names of those that its
-    body, its look-up and its undoing may have by `perdure.secret(name)`; or names and what each is for.
+    `relies_on`: before it is sent only these of its run's decisions are checked, steps or names of premises; default:
+    all of them. `uses`: what an attempt is expected to use of a budget, besides being an effect. `secrets`: names of
+    those that its body, its look-up and its undoing may have by `perdure.secret(name)`; or names and what each is for.
 
     Every effect needs a `.key`. Raises DeclarationError for what cannot be meant.
 
@@ -248,7 +250,7 @@ def effect(
             "downstream": SameDatabase() if transactional and downstream is None else downstream,
             "transactional": transactional, "scope": scope, "reversible": reversible, "recovery": recovery,
             "risk": risk, "on_repeat": on_repeat, "retry": retry, "timeout": timeout, "name": name, "aliases": aliases,
-            "raises": raises, "uses": uses, "secrets": secrets,
+            "raises": raises, "uses": uses, "secrets": secrets, "relies_on": relies_on,
         }
     )  # fmt: skip
 
@@ -279,13 +281,15 @@ def _spec(
     if retry is not None and not isinstance(retry, Retry):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DeclarationError(f"effect {name}: retry={retry!r}; a perdure.Retry is wanted")
     arguments = arguments_codec_for(function)
+    relies_on, unproven = relied_on(options.get("relies_on"), name)
     return EffectSpec(
         name=name, function=function, is_async=inspect.iscoroutinefunction(function), arguments=arguments,
         result=arguments.result, retry=retry or _attempts(downstream),
         timeout_seconds=timeout, raises=tuple(options["raises"]),
         downstream=downstream, scope=options["scope"], reversible=options["reversible"],
         compensates=options["recovery"] == "compensate", risk=options["risk"], on_repeat=options["on_repeat"],
-        aliases=tuple(options["aliases"]), uses=usage_from(options.get("uses"), what=f"effect {name}"),
+        aliases=tuple(options["aliases"]), relies_on=relies_on, unproven=unproven,
+        uses=usage_from(options.get("uses"), what=f"effect {name}"),
         secrets=secrets_of(options["secrets"], f"effect {name}"),
     )  # fmt: skip
 

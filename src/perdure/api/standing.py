@@ -30,7 +30,8 @@ class DecisionStanding(msgspec.Struct, frozen=True):
     `stands`: None if that cannot be told, `why` says the reason in each case. `then`, `now`: its premises, plain JSON.
     `on_stale`: what would be done if it does not. `took_seconds`, `tokens`, `cost` (billionths of the currency unit):
     what making it again would cost, going by the last time. `reused`: how many later results would be had again, and
-    `owed`: which later effects would be owed, should it come to something else."""
+    `owed`: which later effects would be owed, should it come to something else. `relied_on_by`: the effects that were
+    sent since, and before which it was checked."""
 
     call: str
     stands: bool | None
@@ -45,6 +46,7 @@ class DecisionStanding(msgspec.Struct, frozen=True):
     cost: int
     reused: int
     owed: tuple[str, ...]
+    relied_on_by: tuple[str, ...]
 
 
 async def decisions_of(
@@ -90,7 +92,7 @@ async def _standing(
     return DecisionStanding(
         event.call, stands, why, on_stale, when(event.read_at), when(rest.valid_until) if rest.valid_until else None,
         plain(rest.values), plain(found), took, used.tokens, used.cost, reused,
-        tuple(each.label for each in later if isinstance(each, e.EffectSucceeded)),
+        tuple(each.label for each in later if isinstance(each, e.EffectSucceeded)), _relied_on_by(rest, later),
     )  # fmt: skip
 
 
@@ -127,6 +129,11 @@ def _later(past: Past, event: e.PremisesRead) -> tuple[list[e.Event], e.Event | 
     found = past.events[place:]
     result = next((each for each in found if isinstance(each, e.StepCompleted) and each.key == event.key), None)
     return superseded_by(rewound, past), result
+
+
+def _relied_on_by(rest: Rest, later: list[e.Event]) -> tuple[str, ...]:
+    sent = (each for each in later if isinstance(each, e.EffectStarted) and not each.name.endswith(".undo"))
+    return tuple(dict.fromkeys(each.label for each in sent if rest.is_meant(each.relies_on)))
 
 
 def _cost(past: Past, event: e.PremisesRead) -> tuple[Amount, float]:

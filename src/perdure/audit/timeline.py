@@ -167,7 +167,8 @@ def tell(event: e.AnyEvent) -> Told:
         case e.RunCancelled():
             return Told("cancelled by force, without running its code" if event.forced else "cancelled")
         case e.EffectStarted():
-            return Told(f"sent{_passed(event.passed)}", "input", event.attempt)
+            on = "" if event.relies_on is None else f", relying on {' and '.join(event.relies_on) or 'nothing'}"
+            return Told(f"sent{_passed(event.passed)}{on}", "input", event.attempt)
         case e.EffectSucceeded():
             how = f"{KNOWN_BY.get(event.how, '')}{_passed(event.passed)}"
             return Told(f"succeeded{how}", "output", event.attempt, event.started_at)
@@ -282,7 +283,8 @@ def tell(event: e.AnyEvent) -> Told:
             until = f", good until {time_text(event.valid_until)}" if event.valid_until else ""
             return Told(f"{again}rests on {facts}{until}", "output")
         case e.PremisesChecked():
-            return Told(f"decisions checked ({event.why}): {_findings(event)}", "output" if event.output else "")
+            on = "" if event.relies_on is None else f", {' and '.join(event.relies_on)} alone"
+            return Told(f"decisions checked ({event.why}{on}): {_findings(event)}", "output" if event.output else "")
         case e.Rewound():
             return Told(f"rewound to event {event.to}: {event.call} has another result now")
         case _:

@@ -353,6 +353,7 @@ def _row_of_decision(each: DecisionStanding) -> Sequence[str]:
     cost += [f"{each.tokens:,} tokens"] if each.tokens else []
     cost += [f"a cost of {money(each.cost)}"] if each.cost else []
     after = [f"{counted(each.reused, 'result')} had again"] if each.reused else []
+    after += [f"relied on by {', '.join(each.relied_on_by)}"] if each.relied_on_by else []
     after += [f"owed: {', '.join(each.owed)}"] if each.owed else []
     stands = "cannot be told" if each.stands is None else "yes" if each.stands else "no"
     return each.call, stands, each.why, each.on_stale, ", ".join(cost), "; ".join(after)

@@ -66,9 +66,13 @@ class Asked(NamedTuple):
     input: bytes
 
 
+On = tuple[str, ...] | None
+"""Names of premises and of steps that an effect relies on; None: on all there are."""
+
+
 class Rest(msgspec.Struct):
     """What one result rests on, as it counts now. `readers`: of facts that the step's body has named. `times`: how
-    often the step was made again for that."""
+    often the step was made again for that. `apart`: when premises were looked at that an effect has named."""
 
     event: e.PremisesRead
     values: Values
@@ -77,10 +81,34 @@ class Rest(msgspec.Struct):
     readers: Readers = {}
     is_kept: bool = False
     times: int = 0
+    apart: dict[str, int] = {}
 
     def is_over(self, now: int) -> bool:
         """Whether its time is over."""
         return 0 < self.valid_until <= now
+
+    def part(self, on: On) -> frozenset[str] | None:
+        """The names of the premises that `on` means; None if it means this result, with all that it rests on."""
+        if on is None or self.event.name in on:
+            return None
+        return frozenset(on) & {*self.values, *self.readers}
+
+    def is_meant(self, on: On) -> bool:
+        """Whether `on` means this result, or something that it rests on."""
+        return self.part(on) != frozenset()
+
+    def looked_at(self, part: frozenset[str] | None) -> int:
+        """Since when at least all of this part has stood as it is."""
+        if part is None:
+            return self.checked_at
+        return min(max(self.checked_at, self.apart.get(name, 0)) for name in part)
+
+    def note_looked_at(self, part: frozenset[str] | None, at: int) -> None:
+        """All of this part was read."""
+        if part is None:
+            self.checked_at = max(self.checked_at, at)
+        else:
+            self.apart |= dict.fromkeys(part, at)
 
 
 class Decisions(msgspec.Struct):
@@ -127,11 +155,16 @@ class Decisions(msgspec.Struct):
             for call, values in _decode_found(output or b"{}").items()
         }
         for rest in self.rests.values():
-            rest.checked_at = max(rest.checked_at, event.read_at)
+            rest.note_looked_at(rest.part(event.relies_on), event.read_at)
         for finding in event.findings:
             if finding.did in NOT_AGAIN:
                 self._accept(finding, is_for_good=finding.did == "keep")
-        self.open = tuple(finding for finding in event.findings if finding.did not in NOT_AGAIN)
+        untouched = (finding for finding in self.open if not self._is_about(finding, event.relies_on))
+        self.open = (*untouched, *(finding for finding in event.findings if finding.did not in NOT_AGAIN))
+
+    def _is_about(self, finding: e.Finding, on: On) -> bool:
+        rest = self.rests.get(finding.key)
+        return rest is None or rest.is_meant(on)
 
     def _accept(self, finding: e.Finding, *, is_for_good: bool) -> None:
         """The result stands although: what counts from now on are the facts as they are now."""
@@ -155,23 +188,32 @@ class Decisions(msgspec.Struct):
         return self.rewinds.get(key, 0) + (rest.times if rest is not None else 0)
 
     # ── what is to be read ───────────────────────────────────────────────────────────────────
-    def live(self) -> Iterator[tuple[Key, Rest, Asked]]:
-        """Those that are checked, in the order in which they were recorded."""
+    def live(self, on: On = None) -> Iterator[tuple[Key, Rest, Asked]]:
+        """Those that are checked, in the order in which they were recorded; or of those what `on` means."""
         for key, rest in self.rests.items():
             asked = self.asked.get(key)
             rests = None if asked is None else asked.spec.rests
-            if asked is not None and rests is not None and rests.is_verified and not rest.is_kept:
+            is_live = asked is not None and rests is not None and rests.is_verified and not rest.is_kept
+            if asked is not None and is_live and rest.is_meant(on):
                 yield key, rest, asked
+
+    def names(self) -> set[str]:
+        """Of the steps whose results rest on something, and of their premises, as far as they are recorded."""
+        return {name for rest in self.rests.values() for name in (rest.event.name, *rest.values)}
 
     def is_any_over(self, now: int) -> bool:
         """Whether the time of one of them is over."""
         return any(rest.is_over(now) for _, rest, _ in self.live())
 
-    def are_fresh(self, now: int, age_max: int) -> bool:
-        """Whether all of them were looked at no longer ago, and found to stand."""
-        if self.open:
+    def are_fresh(self, now: int, age_max: int, on: On = None) -> bool:
+        """Whether all of them, or what `on` means, were looked at no longer ago, and found to stand."""
+        if any(self._is_about(finding, on) for finding in self.open):
             return False
-        return all(rest.checked_at >= now - age_max and not rest.is_over(now) for _, rest, _ in self.live())
+        return all(_is_fresh(rest, rest.part(on), now, age_max) for _, rest, _ in self.live(on))
+
+
+def _is_fresh(rest: Rest, part: frozenset[str] | None, now: int, age_max: int) -> bool:
+    return rest.looked_at(part) >= now - age_max and not (part is None and rest.is_over(now))
 
 
 def changed(premises: Iterable[Premise], then: Values, now: Values) -> list[str]:

@@ -215,7 +215,8 @@ class CallCancelled(Keyed, frozen=True, omit_defaults=True, gc=False, tag="call.
 class EffectStarted(StepStarted, frozen=True, omit_defaults=True, gc=False, tag="effect.started"):
     """An attempt is about to be sent; durable before it is. `operation` is its id in the ledger, `approval` that of
     the approval which it uses up, `check` the number of the last check of what the run's decisions rest on. `passed`:
-    what let it pass, where a policy is set."""
+    what let it pass, where a policy is set. `relies_on`: the premises and steps that were checked for it, if the effect
+    names some; None: all."""
 
     operation: str = ""
     business_key: str = ""
@@ -223,6 +224,7 @@ class EffectStarted(StepStarted, frozen=True, omit_defaults=True, gc=False, tag=
     approval: str = ""
     check: int = 0
     passed: Denied | None = None
+    relies_on: tuple[str, ...] | None = None
 
 
 class EffectSucceeded(StepCompleted, frozen=True, omit_defaults=True, gc=False, tag="effect.succeeded"):
@@ -623,9 +625,10 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class PremisesChecked(Event, frozen=True, omit_defaults=True, gc=False, tag="premises.checked"):
-    """Everything that the run's decisions rest on was read again, from `read_at` on. `number`: the check's, which the
-    start of an effect names. `why`: resumed, waited, effect. `looked_at`: how many decisions. `findings`: those that do
-    not simply stand. `output`: the values of what has changed, by call and name."""
+    """Everything that the run's decisions rest on was read again, from `read_at` on; or what `relies_on` names of it,
+    premises and steps. `number`: the check's, which the start of an effect names. `why`: resumed, waited, effect.
+    `looked_at`: how many decisions. `findings`: those that do not simply stand. `output`: the values of what has
+    changed, by call and name."""
 
     number: int
     why: str
@@ -633,6 +636,7 @@ class PremisesChecked(Event, frozen=True, omit_defaults=True, gc=False, tag="pre
     looked_at: int = 0
     findings: tuple[Finding, ...] = ()
     output: bytes = b""
+    relies_on: tuple[str, ...] | None = None
 
 
 class Timer(msgspec.Struct, frozen=True, gc=False):

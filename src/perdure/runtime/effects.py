@@ -186,6 +186,8 @@ class Effects:
             return
         flight.entry = entry
         match decision:
+            case Perform() if flight.spec.unproven and (unknown := self._turns.premises.unknown(flight)) is not None:
+                self.deny(flight, unknown, "denied")
             case Perform():
                 self.send(flight)
             case Answered(entry):
@@ -384,7 +386,7 @@ class Effects:
             e.EffectStarted(
                 *ask.key, ask.name, ask.use, digest, view, kept, entry.attempts, entry.operation_id, ask.business_key,
                 entry.revision, entry.approval, live.execution.known.decisions.checks if live.has_decisions else 0,
-                flight.passed,
+                flight.passed, flight.spec.relies_on,
             ),
             entry, input=packed if kept else None, approval=flight.approval,
         )  # fmt: skip

@@ -32,6 +32,7 @@ from perdure.decisions.premises import (
     Asked,
     Decisions,
     Key,
+    On,
     Reader,
     Readers,
     Rest,
@@ -43,8 +44,8 @@ from perdure.decisions.premises import (
     told,
 )
 from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS, Attempts, Grant, StepAsk, linked
-from perdure.engine.rewinding import Reusable, split, step_named
-from perdure.errors import PremiseUnreadableError, UsageError
+from perdure.engine.rewinding import Reusable, declared, split, step_named
+from perdure.errors import PremiseUnreadableError, UnknownNameError, UsageError
 from perdure.history import events as e
 from perdure.ledger import Answered, Call, EffectState, LedgerEntry, NextRevision, Perform
 from perdure.ledger.prepare import Decision
@@ -70,11 +71,12 @@ DELAYS_SECONDS = (1.0, 2.0)
 
 
 class Check:
-    """One check under way. `holds`: nothing of the run goes on meanwhile; `flights`: the effects that wait for it.
-    `stale`: the steps that are to be made again; `rewinding`: one that has given another result, and that result."""
+    """One check under way. `on`: what of the run's decisions is looked at, if not all. `holds`: nothing of the run goes
+    on meanwhile; `flights`: the effects that wait for it. `stale`: the steps that are to be made again; `rewinding`:
+    one that has given another result, and that result."""
 
-    def __init__(self, live: LiveRun, why: str) -> None:
-        self.live, self.why = live, why
+    def __init__(self, live: LiveRun, why: str, on: On = None) -> None:
+        self.live, self.why, self.on = live, why, on
         self.holds = why != "effect"
         self.flights: list[EffectFlight] = []
         self.tries = 0
@@ -116,9 +118,9 @@ class Premises:
         now, ask = self._turns.clock.now(), flight.ask
         flight.facts = (now, await self._read(ask.spec, ask.input, {}), {})
 
-    async def _read(self, spec: StepSpec, raw: bytes, readers: Readers) -> Values:
-        """What is declared of the step, and what its body has named."""
-        readings = readings_of(spec, raw, readers, self._turns.performer.in_thread)
+    async def _read(self, spec: StepSpec, raw: bytes, readers: Readers, part: frozenset[str] | None = None) -> Values:
+        """What is declared of the step, and what its body has named; or a part of it."""
+        readings = readings_of(spec, raw, readers, self._turns.performer.in_thread, part)
         read = await asyncio.gather(*(_told_if_unread(spec, name, reading) for name, reading in readings.items()))
         return dict(zip(readings, read, strict=True))
 
@@ -181,27 +183,39 @@ class Premises:
         live = flight.live
         if flight.ask.undoes or flight.may_have_left:  # what was done is taken back, whatever has changed
             return True
-        check = self._checks.get(live)
-        if check is None and self._are_fresh(live):
+        check, on = self._checks.get(live), flight.spec.relies_on
+        if check is None and self._are_fresh(live, on):
             return True
         if live.is_in_turn:
             live.deferred += (partial(self._turns.effects.send, flight),)
             return False
-        check = check or self._begin(live, "effect")
+        check = check or self._begin(live, "effect", on)
         if flight not in check.flights:
             check.flights.append(flight)
         return False
 
+    def unknown(self, flight: EffectFlight) -> UnknownNameError | None:
+        """What an effect says that it relies on, by a name that nothing has which its run's code can name; None if all
+        is well. Said where it is called: steps may be declared after the effect."""
+        live, spec = flight.live, flight.spec
+        known = self.decisions(live).names()
+        for each in (*declared(live.execution.spec.function), *declared(spec.function)):
+            if type(each) is StepSpec and each.rests is not None:
+                known |= {each.name, *(premise.name for premise in each.rests.premises)}
+        missing = next((name for name in spec.unproven if name not in known), None)
+        what = f"premise or step for relies_on= of effect {spec.name}:"
+        return None if missing is None else UnknownNameError(what, missing, known)
+
     def are_old(self, flight: EffectFlight) -> bool:
         """Whether what the effect's run rests on was read too long ago for it to be sent now."""
-        return not flight.ask.undoes and not self._are_fresh(flight.live)
+        return not flight.ask.undoes and not self._are_fresh(flight.live, flight.spec.relies_on)
 
-    def _are_fresh(self, live: LiveRun) -> bool:
-        return self.decisions(live).are_fresh(self._turns.clock.now(), CHECK_AGE_MAX_MICROSECONDS)
+    def _are_fresh(self, live: LiveRun, on: On) -> bool:
+        return self.decisions(live).are_fresh(self._turns.clock.now(), CHECK_AGE_MAX_MICROSECONDS, on)
 
     # ── a check ──────────────────────────────────────────────────────────────────────────────
-    def _begin(self, live: LiveRun, why: str) -> Check:
-        check = self._checks[live] = Check(live, why)
+    def _begin(self, live: LiveRun, why: str, on: On = None) -> Check:
+        check = self._checks[live] = Check(live, why, on)
         self._read_again(check)
         return check
 
@@ -227,13 +241,14 @@ class Premises:
     async def _read_all(self, check: Check) -> None:
         """Read what every decision rests on; equal reads are made once."""
         performer = self._turns.performer
-        reads: dict[tuple[int, bytes, bytes], asyncio.Task[Values]] = {}
+        reads: dict[tuple[int, bytes, bytes, frozenset[str] | None], asyncio.Task[Values]] = {}
         wanted: list[tuple[Key, asyncio.Task[Values]]] = []
-        for key, rest, asked in self.decisions(check.live).live():
-            of = (id(asked.spec.rests), asked.input, encode_values({}, rest.readers))
+        for key, rest, asked in self.decisions(check.live).live(check.on):
+            part = rest.part(check.on)
+            of = (id(asked.spec.rests), asked.input, encode_values({}, rest.readers), part)
             if of not in reads:
                 flight = self.flight_of(check.live, rest, asked)
-                reading = self._read_apart(flight, rest.readers)
+                reading = self._read_apart(flight, rest.readers, part)
                 reads[of] = asyncio.create_task(reading, context=performer.fresh_context())
             wanted.append((key, reads[of]))
         try:
@@ -258,12 +273,12 @@ class Premises:
         event, future = rest.event, unused_future(live)
         return linked(StepAsk(event.key, event.name, event.use, future, asked.spec, asked.input, is_recorded=True))
 
-    async def _read_apart(self, flight: Flight, readers: Readers) -> Values:
+    async def _read_apart(self, flight: Flight, readers: Readers, part: frozenset[str] | None) -> Values:
         performer, spec = self._turns.performer, flight.ask.spec
         if spec.secrets:
             await performer.unlock(flight, 0)
         performer.enter(flight, 0)
-        return await self._read(spec, flight.ask.input, readers)
+        return await self._read(spec, flight.ask.input, readers, part)
 
     def _have_read(self, check: Check, found: dict[Key, Values | Unread]) -> None:
         live = check.live
@@ -305,11 +320,11 @@ class Premises:
         values: dict[str, Values] = {}
         lines: list[str] = []
         looked_at = 0
-        for key, rest, asked in decisions.live():
+        for key, rest, asked in decisions.live(check.on):
             if key not in found:  # recorded since
                 continue
             looked_at += 1
-            finding, line = _finding(rest, asked, found[key], now)
+            finding, line = _finding(rest, asked, found[key], now, is_whole=rest.part(check.on) is None)
             if finding is not None and finding.did == "recompute" and decisions.made_again(key) >= MADE_AGAIN_MAX:
                 finding = msgspec.structs.replace(finding, did="block")
                 line += f"; it was made again {MADE_AGAIN_MAX} times, and has not stood"
@@ -335,7 +350,7 @@ class Premises:
         packed = pack(raw, live.execution.memo) if values else None
         event = e.PremisesChecked(
             decisions.checks + 1, check.why, check.read_at, looked_at, tuple(findings),
-            packed.digest if packed is not None else b"",
+            packed.digest if packed is not None else b"", check.on,
         )  # fmt: skip
         live.entries.append(Entry(event, output=packed))
         decisions.note(event, raw)
@@ -557,13 +572,15 @@ InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 def readings_of(
-    spec: StepSpec, raw: bytes, readers: Readers, in_thread: InThread
+    spec: StepSpec, raw: bytes, readers: Readers, in_thread: InThread, part: frozenset[str] | None = None
 ) -> Mapping[str, Coroutine[Any, Any, bytes]]:
-    """By name, what reads each fact that a step with these arguments rests on: those that are declared, and those that
-    its body has named. Each is to be awaited in the context in which the step's body would run."""
-    premises = (each for each in (spec.rests or Rests()).premises if each.name not in readers)
-    declared = {each.name: _read_declared(spec, each, raw, in_thread) for each in premises}
-    return declared | {name: _read_named(spec, reader) for name, reader in readers.items()}
+    """By name, what reads each fact that a step with these arguments rests on, or a part of those: those that are
+    declared, and those that its body has named. Each is to be awaited in the context in which the step's body would
+    run."""
+    premises = {each.name: each for each in (spec.rests or Rests()).premises if each.name not in readers}
+    wanted = [name for name in (*premises, *readers) if part is None or name in part]
+    named = {name: _read_named(spec, readers[name]) for name in wanted if name in readers}
+    return named | {name: _read_declared(spec, premises[name], raw, in_thread) for name in wanted if name in premises}
 
 
 async def _read_declared(spec: StepSpec, premise: Premise, raw: bytes, in_thread: InThread) -> bytes:
@@ -599,8 +616,11 @@ def superseded_by(rewound: e.Rewound, past: load.Past) -> list[e.Event]:
     return [past.events[place] for place in split([*past.events, rewound], seqs).superseded]
 
 
-def _finding(rest: Rest, asked: Asked, read: Values | Unread, now: int) -> tuple[e.Finding | None, str]:
-    """What a decision has come to; None if it simply stands. And the same in words."""
+def _finding(
+    rest: Rest, asked: Asked, read: Values | Unread, now: int, *, is_whole: bool
+) -> tuple[e.Finding | None, str]:
+    """What a decision has come to; None if it simply stands. And the same in words. Its time is not looked at where
+    only some of its premises are."""
     event = rest.event
     of, rests = (event.task, event.n, event.call), asked.spec.rests
     if isinstance(read, Unread):
@@ -610,9 +630,10 @@ def _finding(rest: Rest, asked: Asked, read: Values | Unread, now: int) -> tuple
     except Exception as error:
         why = f"same= of its premises raised {type(error).__name__}: {message_of(error)}"
         return e.Finding(*of, did="unreadable"), f"{event.call}: {why}"
-    if not names and not rest.is_over(now):
+    is_over = is_whole and rest.is_over(now)
+    if not names and not is_over:
         return None, ""
-    finding = e.Finding(*of, tuple(names), rest.is_over(now))
+    finding = e.Finding(*of, tuple(names), is_over)
     did, note = _disposition(asked.spec, rest.values, read)
     return msgspec.structs.replace(finding, did=did), told(finding, rest.values, read) + note
 

@@ -7,7 +7,7 @@ Results are followed through the variables of one function: `verdict = await dec
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from perdure.audit.lint.hits import Hit
 from perdure.audit.lint.names import Declared, Member, Scope, nodes_here, scope_of_function
@@ -16,8 +16,9 @@ SAYS = frozenset({"valid_for", "recovery", "on_stale"})
 """Options of a step that say so."""
 
 
-def read(tree: ast.Module, workflow: Declared, vouched: frozenset[str]) -> Iterator[Hit]:
-    """One hit for each step whose result reaches an effect in this workflow. `vouched`: names that have premises."""
+def read(tree: ast.Module, workflow: Declared, vouched: Mapping[str, frozenset[str]]) -> Iterator[Hit]:
+    """One hit for each step whose result reaches an effect in this workflow. `vouched`: names that have premises, and
+    what those are called."""
     scope = scope_of_function(workflow.function, workflow.scope)
     nodes = list(nodes_here(workflow.function.body))
     results = _results(nodes, scope)
@@ -28,18 +29,40 @@ def read(tree: ast.Module, workflow: Declared, vouched: frozenset[str]) -> Itera
             continue
         for given in (*node.args, *(keyword.value for keyword in node.keywords)):
             for step in _steps_in(given, scope, results):
-                name = step.function.name
-                if name not in told and name not in vouched and not _says(step, scope):
+                name, words = step.function.name, {"it": step.function.name, "effect": effect.function.name}
+                is_vouched = name in vouched or _says(step, scope)
+                if name not in told and not is_vouched:
                     told.add(name)
-                    yield Hit("unchecked-decision", node, None, {"it": name, "effect": effect.function.name})
+                    yield Hit("unchecked-decision", node, None, words)
+                elif is_vouched and _leaves_out(effect, step, vouched.get(name, frozenset())):
+                    yield Hit("decision-left-out", node, None, words)
 
 
-def with_premises(tree: ast.Module) -> frozenset[str]:
-    """Names of which a `.premise` is spoken of."""
-    return frozenset(
-        node.value.id for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr == "premise" and isinstance(node.value, ast.Name)
-    )  # fmt: skip
+def with_premises(tree: ast.Module) -> dict[str, frozenset[str]]:
+    """Names of which a `.premise` is spoken of, and the names of those premises, as far as they can be read."""
+    found: dict[str, frozenset[str]] = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr="premise", value=ast.Name(id=of)):
+                found.setdefault(of, frozenset())
+            case ast.Call(ast.Attribute(ast.Name(id=of), "premise"), [ast.Constant(str(name)), *_]):
+                found[of] = found.get(of, frozenset()) | {name}
+            case _:
+                pass
+    return found
+
+
+def _leaves_out(effect: Declared, step: Declared, premises: frozenset[str]) -> bool:
+    """Whether the effect says what it relies on, and that is neither this step nor one of its premises."""
+    said = [keyword.value for call in _decorators(effect) for keyword in call.keywords if keyword.arg == "relies_on"]
+    if not said or not isinstance(said[0], ast.List | ast.Tuple | ast.Set):
+        return False
+    names = [each.id if isinstance(each, ast.Name) else getattr(each, "value", None) for each in said[0].elts]
+    options = {keyword.arg: keyword.value for call in _decorators(step) for keyword in call.keywords}
+    if getattr(options.get("recovery"), "value", None) == "replay":  # there is nothing to check
+        return False
+    called = getattr(options.get("name"), "value", None)
+    return not {step.function.name, called, *premises} & set(names)
 
 
 def _results(nodes: list[ast.AST], scope: Scope) -> dict[str, list[Declared]]:
@@ -85,5 +108,9 @@ def _effect(node: ast.AST, scope: Scope) -> Declared | None:
 
 def _says(step: Declared, scope: Scope) -> bool:
     """Whether its decorator says for how long its result is good, or what is done about it."""
-    calls = [each for each in step.function.decorator_list if isinstance(each, ast.Call)]
-    return any(keyword.arg is None or keyword.arg in SAYS for call in calls for keyword in call.keywords)
+    said = (keyword.arg for call in _decorators(step) for keyword in call.keywords)
+    return any(option is None or option in SAYS for option in said)
+
+
+def _decorators(it: Declared) -> list[ast.Call]:
+    return [each for each in it.function.decorator_list if isinstance(each, ast.Call)]

@@ -77,6 +77,18 @@ _ALL = (
         "order = await judge(q)\nawait pay(order)",
     ),
     Rule(
+        "decision-left-out",
+        "An effect that leaves out what it goes by",
+        Severity.WARNING,
+        "{effect}() goes by what {it}() gives, and its relies_on= names neither that step nor one of its premises: "
+        "it is sent without a look at them.",
+        "Name {it} in relies_on=, or leave relies_on= out.",
+        '@perdure.effect(downstream=perdure.Idempotent(), relies_on=["stock"])\nasync def book(order: str) -> None: ...'
+        "\n\n@book.key\ndef _(order: str) -> str:\n    return order\n\nawait book(await judge(q))",
+        "@perdure.effect(downstream=perdure.Idempotent(), relies_on=[judge])\nasync def book(order: str) -> None: ..."
+        "\n\n@book.key\ndef _(order: str) -> str:\n    return order\n\nawait book(await judge(q))",
+    ),
+    Rule(
         "print",
         "Printing",
         Severity.INFO,
