@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from perdure.errors import StoreBusyError, StoreError
 from perdure.store.sqlite.connect import connect, leaves_doubts, translated
+from perdure.store.sqlite.log import Log
 from perdure.store.sqlite.turns import Turns
 
 RUNS_REMEMBERED_MAX = 50_000
@@ -44,6 +45,7 @@ class Writer:
         self.path = path
         self.facts = Facts()
         self._turns = turns
+        self._log = Log(path)
         self._busy_seconds = busy_seconds
         self._next = threading.Lock()  # two locks, as in `turns`: a thread that never pauses starves no other
         self._lock = threading.Lock()
@@ -62,6 +64,7 @@ class Writer:
             connection = self._connected()
             connection.execute("BEGIN IMMEDIATE")
             self._look_for_news(connection)
+            self._log.keep_room()
             return connection
         except BaseException as error:
             self._undo(error)
