@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import perdure
+from perdure.store.sqlite.turns import Turns
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(perdure.__file__).parents[1]
@@ -78,6 +79,18 @@ class World:
             out, err = process.communicate(timeout=PATIENCE_SECONDS)
             assert process.returncode == 0, f"{process.returncode}: {out}\n{err}"
             return out
+
+
+def stop(process: subprocess.Popen[str], store: str) -> None:
+    """Stop a worker between two of its writes. One that is stopped within a write, a renewal of its lease perhaps,
+    keeps everybody else from writing: no lock can be taken from a process that lives."""
+    turns = Turns(store)
+    turns.acquire(until=time.monotonic() + PATIENCE_SECONDS)
+    process.send_signal(signal.SIGSTOP)
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status), status
+    turns.release()
+    turns.close()
 
 
 def wait_until(fact: Callable[[], bool], what: str) -> None:

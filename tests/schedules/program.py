@@ -30,6 +30,7 @@ from perdure import (
     step,
     workflow,
 )
+from perdure.runtime import host
 
 QUICK = Retry(max_attempts=4, first_delay=0.001, max_delay=0.01)
 DEATHS_FORGIVEN_AFTER = (0.0, 0.05, 0.1)
@@ -377,6 +378,7 @@ def runtime() -> Runtime:
     )  # fmt: skip
     forgiven = MANY_DEATHS_FORGIVEN_AFTER if "PATIENT" in os.environ else DEATHS_FORGIVEN_AFTER
     opened._options = msgspec.structs.replace(opened._options, retry_after_death_seconds=forgiven)
+    host.SILENCE_AFTER_LEASE_SECONDS = float(os.environ.get("SILENCE", host.SILENCE_AFTER_LEASE_SECONDS))
     return opened
 
 

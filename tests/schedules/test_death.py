@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.runtime.hosting import run_async
 from tests.schedules import program
-from tests.schedules.processes import World, wait_for_death, wait_until
+from tests.schedules.processes import World, stop, wait_for_death, wait_until
 
 from perdure import Client, HistoryEvent, RunSummary
 
@@ -142,14 +142,14 @@ def test_a_live_worker_takes_over_from_a_killed_one(world: World, how: signal.Si
 
 
 def test_a_hung_worker_loses_its_runs_by_the_lease_and_is_fenced_when_it_wakes(world: World) -> None:
-    with world.worker("hold", life="a", lease=1) as first, world.worker("serve", life="b", lease=1):
+    with world.worker("hold", life="a", lease=1) as first, world.worker("serve", life="b", lease=60):
         wait_until(lambda: world.what() == ["begun one"], "the step has begun")
-        first.send_signal(signal.SIGSTOP)
+        stop(first, world.store)
         wait_until(lambda: world.what() == ["begun one"] * 2, "the other worker performs it")
         Path(f"{world.path}.one").touch()
         assert result(world, "held") == "one in life b"
         first.send_signal(signal.SIGCONT)
-        wait_until(lambda: ("a", "ended one") in world.done() or first.poll() is not None or is_there_again(world), "")
+        wait_until(lambda: first.pid in leases(world), "it enters anew")
         happened = history(world, "held")
         assert [h.kind for h in happened].count("step.completed") == 1
         taken_over = next(h.event for h in happened if h.kind == "run.taken_over")
@@ -160,31 +160,39 @@ def test_a_hung_worker_loses_its_runs_by_the_lease_and_is_fenced_when_it_wakes(w
 
 def test_workers_that_were_all_stopped_for_a_while_take_nothing_from_each_other(world: World) -> None:
     """The machine slept: every lease has run out when it wakes, and whoever comes first must not declare the others
-    dead."""
-    with world.worker("hold", life="a", lease=1) as first, world.worker("serve", life="b", lease=1) as second:
+    dead, but wait for what they say. Here it would wait for a minute."""
+    with (
+        world.worker("hold", life="a", lease=0.5, silence=60) as first,
+        world.worker("serve", life="b", lease=0.5, silence=60) as second,
+    ):
         wait_until(lambda: world.what() == ["begun one"], "the step has begun")
-        wait_until(lambda: is_there_again(world), "both have entered")
+        wait_until(lambda: len(leases(world)) == 2, "both have entered")
         for process in (first, second):
-            process.send_signal(signal.SIGSTOP)
-        began = time.monotonic()
-        wait_until(lambda: time.monotonic() - began > 1.5, "the leases have run out")
-        for process in (second, first):
-            process.send_signal(signal.SIGCONT)
-        began = time.monotonic()
-        wait_until(lambda: time.monotonic() - began > 1, "they have looked around")
+            stop(process, world.store)
+        wait_until(lambda: max(leases(world).values()) < now(), "the leases have run out")
+        second.send_signal(signal.SIGCONT)
+        for _ in range(3):
+            seen = leases(world)[second.pid]
+            wait_until(lambda: leases(world)[second.pid] > seen, "it goes on, and looks around")  # noqa: B023
+        first.send_signal(signal.SIGCONT)
+        wait_until(lambda: leases(world)[first.pid] > now(), "the other one speaks up")
         assert world.what() == ["begun one"]
         Path(f"{world.path}.one").touch()
         assert result(world, "held") == "one in life a"
     assert "run.taken_over" not in [happened.kind for happened in history(world, "held")]
 
 
-def is_there_again(world: World) -> bool:
-    """Both workers are in the store: the one that woke has entered anew."""
+def leases(world: World) -> dict[int, int]:
+    """By the process of each worker that is in the store: the end of its lease, in microseconds."""
 
-    async def question(client: Client) -> int:
-        return len(client._store.workers())  # pyright: ignore[reportPrivateUsage]
+    async def question(client: Client) -> dict[int, int]:
+        return {worker.pid: worker.lease_until for worker in client._store.workers()}  # pyright: ignore[reportPrivateUsage]
 
-    return bool(ask(world, question) == 2)
+    return ask(world, question)  # type: ignore[no-any-return]
+
+
+def now() -> int:
+    return time.time_ns() // 1_000
 
 
 def test_a_second_worker_beside_a_busy_one_with_a_short_lease_performs_nothing_twice(world: World) -> None:
