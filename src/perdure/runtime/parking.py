@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("perdure.runs")
 
+LOOK_SECONDS = 0.05
 
 WAITS_FOR = {"approval": "approval", "question": "question", "receive": "message", "child": "child"}
 """What a run is said to wait for, by what its code asks for; the first that there is."""
@@ -172,9 +173,11 @@ class Parking:
     def load_again(self, live: LiveRun) -> None:
         """Let go of a run so that it is loaded afresh, with the code as it is now; once what of it is under way has
         ended, since that would begin a second time beside itself."""
-        if live.flights or self._turns.sections.is_busy(live):
+        if live.flights or not self._turns.sections.is_waiting(live):
             if live.has_something_to_write:
                 self._turns.mark(live)
+            elif not live.flights:  # hosted code tells nobody when it comes to wait
+                self._turns.loop.call_later(LOOK_SECONDS, self._turns.advance, live)
             return
         live.change = Change(status=Status.QUEUED, reason="", hint="", release=True, due_at=self._turns.clock.now())
         self.leave(live)
