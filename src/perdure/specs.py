@@ -290,14 +290,16 @@ class OnStale(StrEnum):
 
 
 class Premise(msgspec.Struct, frozen=True, eq=False):
-    """A fact outside that a step's result rests on. `read` takes the step's arguments. `same`: whether the result
-    stands although the value is another one; None: only equal values are the same."""
+    """A fact outside that a step's result rests on. `read` takes the step's arguments; none, if the premise is given
+    with the call. `same`: whether the result stands although the value is another one; None: only equal values are the
+    same."""
 
     name: str
     read: Callable[..., Any]
     is_async: bool
     result: ValueCodec
     same: Callable[[Any, Any], bool] | None = None
+    is_given: bool = False
 
 
 class Rests(msgspec.Struct, frozen=True, eq=False):

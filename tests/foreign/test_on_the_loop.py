@@ -14,6 +14,7 @@ from perdure.store import open_store
 REPLAYS = 200
 BRANCHES = 6
 CALLS_PER_BRANCH = 4
+TOOLS = ["search", "pay"]
 
 
 @perdure.step
@@ -34,7 +35,7 @@ class MiniFramework:
     async def branch(self, number: int) -> int:
         for turn in range(CALLS_PER_BRANCH):
             seen = len(self.blackboard)
-            answer = await model(number, turn)
+            answer = await model.with_premises({"model": "small-1", "tools": TOOLS})(number, turn)
             async with self.lock:
                 self.blackboard.append(f"{answer} after {len(self.blackboard) - seen} others")
         self.first_done.set()
@@ -67,7 +68,9 @@ def test_branches_that_finish_in_random_order_replay_the_same_200_times(tmp_path
     assert info is not None
     past = Past(store.load(info.rid), store)
     store.close()
-    assert len([event for event in past.events if isinstance(event, e.StepCompleted)]) == BRANCHES * CALLS_PER_BRANCH
+    calls = BRANCHES * CALLS_PER_BRANCH
+    kinds = [type(event) for event in past.events]
+    assert (kinds.count(e.StepCompleted), kinds.count(e.PremisesRead)) == (calls, calls)
     different = 0
     for _ in range(REPLAYS):
         execution = Execution(racing.spec, "race", past.beginning(), known=past.known())

@@ -1,5 +1,5 @@
 """Foreign code with threads and a real HTTP client, killed at random: it always ends, and no healthy section is
-parked."""
+parked. Each process asks another model: that is noted, and changes nothing."""
 
 import random
 import subprocess
@@ -83,9 +83,9 @@ def test_random_kills_never_park_a_healthy_section(service: Service, tmp_path: P
     store_path = str(tmp_path / "runs.db")
     url = f"http://127.0.0.1:{service.server_address[1]}"
     output = ""
-    for _ in range(LIVES_MAX):
+    for life in range(LIVES_MAX):
         with subprocess.Popen(
-            [sys.executable, str(PROGRAM), store_path, url], stdout=subprocess.PIPE, text=True
+            [sys.executable, str(PROGRAM), store_path, url, f"model-{life}"], stdout=subprocess.PIPE, text=True
         ) as process:
             service.process, service.asked_in_this_life = process, 0
             output, _ = process.communicate(timeout=60)
@@ -102,7 +102,10 @@ def test_random_kills_never_park_a_healthy_section(service: Service, tmp_path: P
         assert info.status is Status.COMPLETED
         events = [e.decode(row.envelope) for row in store.load(info.rid).rows]
         assert not [event for event in events if isinstance(event, e.RunBlocked)]
-        completed += len([event for event in events if isinstance(event, e.StepCompleted)])
+        completed += len([event for event in events if type(event) is e.StepCompleted])
+        findings = [each for event in events if isinstance(event, e.PremisesChecked) for each in event.findings]
+        assert {(each.changed, each.did) for each in findings} == {(("model",), "note")}
+        assert any(isinstance(event, e.EffectSucceeded) for event in events)
     store.close()
     assert completed == 2 * 8 * 5
     # what was recorded was never asked again: a question goes out once per workflow, and once more for each kill at

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, cast, overload
 
 from perdure.api.calls import Call, DurableFunction, same_signature
 from perdure.api.declaration import (
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OnStaleFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], Literal["recompute", "block", "note", "keep"]]
+OnStaleChoice = Literal["recompute", "block", "note", "keep"]
+OnStaleFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], OnStaleChoice]
 """What to do about a result that does not stand, given the premises by name as they were then and as they are now."""
 
 
@@ -86,6 +88,26 @@ class _Annotated(Generic[P]):
             return function
 
         return declare
+
+
+    def with_premises(
+        self, premises: Mapping[str, Any], *, on_stale: OnStaleChoice | OnStaleFunction | None = None
+    ) -> Self:
+        """The same step, whose results rest on these facts besides: for adapters, which know model, prompt release and
+        tools only where they make the call.
+
+        A premise is a value, which the code gives anew when it makes the call again in another process; or a function
+        without arguments that reads it. `on_stale`: as the step declares it; where it declares nothing, `"note"`: a
+        change is recorded, and changes nothing.
+
+        >>> await ask.with_premises({"model": agent.model, "prompt_release": "May"})(question)    # doctest: +SKIP
+
+        UsageError for what cannot be a premise."""
+        from perdure.decisions.given import resting_on  # only for those who have some
+
+        step = copy.copy(self)
+        step.spec = resting_on(self.spec, premises, on_stale)
+        return step
 
 
 class Step(_Annotated[P], DurableFunction[P, R], Generic[P, R]):
@@ -222,7 +244,7 @@ def step(
     secrets: Iterable[str] | Mapping[str, str] = (),
     valid_for: timedelta | float | None = None,
     recovery: Literal["replay", "verify"] | None = None,
-    on_stale: Literal["recompute", "block", "note", "keep"] | OnStaleFunction = "recompute",
+    on_stale: OnStaleChoice | OnStaleFunction = "recompute",
 ) -> _StepDecorator: ...
 def step(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Declare a step: a call that is recorded. Once its result reached the workflow it is on disk and never runs again.

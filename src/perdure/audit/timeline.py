@@ -6,7 +6,7 @@ The words for each kind of event stand here and nowhere else.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple, assert_never
@@ -294,7 +294,18 @@ def tell(event: e.AnyEvent) -> Told:
 def _findings(event: e.PremisesChecked) -> str:
     if not event.findings:
         return f"{event.looked_at} stand" if event.looked_at != 1 else "it stands"
-    return "; ".join(f"{finding.call} {_finding(finding)}" for finding in event.findings)
+    calls: dict[str, list[str]] = {}
+    for finding in event.findings:
+        calls.setdefault(_finding(finding), []).append(finding.call)
+    return "; ".join(f"{_some(of)} {told}" for told, of in calls.items())
+
+
+def _some(calls: Sequence[str]) -> str:
+    more = f" and {len(calls) - CALLS_SHOWN_MAX} more:" if len(calls) > CALLS_SHOWN_MAX else ""
+    return ", ".join(calls[:CALLS_SHOWN_MAX]) + more
+
+
+CALLS_SHOWN_MAX = 5
 
 
 def _finding(finding: e.Finding) -> str:

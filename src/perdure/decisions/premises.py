@@ -124,6 +124,8 @@ class Decisions(msgspec.Struct):
     rewinds: dict[Key, int] = {}
     timers: dict[Key, tuple[int, int]] = {}
     """Of the run's timers since it has decisions: length and deadline."""
+    awaits_code: bool = False
+    """Whether the run was taken over, and hosted code of it has not come yet to what its results rest on."""
 
     def note(self, event: e.Event, output: bytes | None = None) -> None:
         """Take one event in, with its payload."""

@@ -54,12 +54,25 @@ class Owed(NamedTuple):
 
 class Superseded(msgspec.Struct):
     """What is known of that which does not count any more. `reusable`: by call, and by the digest of what counts of its
-    arguments. `struck`: operations that were given up with it, or taken
-    back: asked for again, they are done under an id of their own."""
+    arguments. `struck`: operations that were given up with it, or taken back: asked for again, they are done under an
+    id of their own. `had_again`: results that were, by where they stand."""
 
     reusable: dict[Key, dict[bytes, Reusable]] = {}
     owed: dict[str, Owed] = {}
     struck: set[str] = set()
+    had_again: set[int] = set()
+
+    def found(self, key: Key, name: str, given: bytes) -> Reusable | None:
+        """The result of the same call with the same arguments. Hosted code has no order: there it is any of its lane
+        that nobody had again yet."""
+        if ":" not in key[0]:
+            found = self.reusable.get(key, {}).get(given)
+            return found if found is not None and found.name == name else None
+        same = (results.get(given) for of, results in self.reusable.items() if of[0] == key[0])
+        left = [found for found in same if found and found.name == name and found.seq not in self.had_again]
+        if left:
+            self.had_again.add(left[0].seq)
+        return left[0] if left else None
 
 
 class Split(NamedTuple):

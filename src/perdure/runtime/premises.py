@@ -29,6 +29,7 @@ from perdure.codec import digest, pack
 from perdure.codec.exceptions import message_of
 from perdure.decisions import ApprovalState
 from perdure.decisions.premises import (
+    NOT_AGAIN,
     Asked,
     Decisions,
     Key,
@@ -53,7 +54,7 @@ from perdure.runtime import load
 from perdure.runtime.live import Entry, LiveRun
 from perdure.runtime.performer import Flight, Performer
 from perdure.runtime.retrying import Again, next_attempt
-from perdure.specs import OnStale, Premise, Rests, StepSpec
+from perdure.specs import CallSpec, OnStale, Premise, Rests, StepSpec
 from perdure.store.protocol import Change, Status
 
 if TYPE_CHECKING:
@@ -171,11 +172,21 @@ class Premises:
             return False
         decisions, now = self.decisions(live), self._turns.clock.now()
         is_resumed, live.is_to_check = live.is_to_check, False
+        decisions.awaits_code |= is_resumed
         if is_resumed and any(decisions.live()):
             self._begin(live, "resumed")
         elif decisions.is_any_over(now):
             self._begin(live, "waited")
         return live in self._checks
+
+    def has_caught_up(self, live: LiveRun) -> None:
+        """Hosted code that is run again after its worker died has asked for all that is recorded: now it is known how
+        to read what that rests on."""
+        decisions = self.decisions(live)
+        if decisions.awaits_code and live not in self._checks and not live.is_parked:
+            decisions.awaits_code = False
+            if any(decisions.live()):
+                self._begin(live, "resumed")
 
     def stand(self, flight: EffectFlight) -> bool:
         """Whether an effect may be sent, as far as its run's decisions are concerned. If not, it is sent once they are
@@ -241,11 +252,11 @@ class Premises:
     async def _read_all(self, check: Check) -> None:
         """Read what every decision rests on; equal reads are made once."""
         performer = self._turns.performer
-        reads: dict[tuple[int, bytes, bytes, frozenset[str] | None], asyncio.Task[Values]] = {}
+        reads: dict[tuple[Any, ...], asyncio.Task[Values]] = {}
         wanted: list[tuple[Key, asyncio.Task[Values]]] = []
         for key, rest, asked in self.decisions(check.live).live(check.on):
             part = rest.part(check.on)
-            of = (id(asked.spec.rests), asked.input, encode_values({}, rest.readers), part)
+            of = (*_what_reads(asked), encode_values({}, rest.readers), part)
             if of not in reads:
                 flight = self.flight_of(check.live, rest, asked)
                 reading = self._read_apart(flight, rest.readers, part)
@@ -355,7 +366,8 @@ class Premises:
         live.entries.append(Entry(event, output=packed))
         decisions.note(event, raw)
         for finding in findings:
-            log.warning("run %s: %s: %s", live.run_id, finding.call, finding.did)
+            level = logging.INFO if finding.did in NOT_AGAIN else logging.WARNING
+            log.log(level, "run %s: %s: %s", live.run_id, finding.call, finding.did)
         self._turns.mark(live)
 
     # ── made again ───────────────────────────────────────────────────────────────────────────
@@ -461,15 +473,24 @@ class Premises:
         self._let_go_of_requests(live, superseded)
         live.record(rewound)
         self._record_read(flight, raw)
-        output = pack(raw, live.execution.memo)
-        ask = flight.ask
-        number, began = flight.number, flight.started_at
-        event = e.StepCompleted(*ask.key, ask.name, ask.use, output.digest, attempt=number, started_at=began)
-        live.record(event, output=output)
-        log.warning("run %s is rewound to event %s: %s has another result now", live.run_id, rewound.to, ask.label)
+        self._record_result(flight, raw)
+        log.warning(
+            "run %s is rewound to event %s: %s has another result now", live.run_id, rewound.to, flight.ask.label
+        )
         self._checks.pop(live, None)
         live.change = Change(status=Status.QUEUED, reason="", hint="", release=True, due_at=self._turns.clock.now())
         self._turns.parking.leave(live)
+
+    def _record_result(self, flight: Recomputed, raw: bytes) -> None:
+        """With the arguments: what had these is superseded, and hosted code finds its calls by them."""
+        memo, ask, spec = flight.live.execution.memo, flight.ask, flight.ask.spec
+        output, given = pack(raw, memo), pack(spec.request if isinstance(spec, CallSpec) else ask.input, memo)
+        has_view = ":" not in ask.key[0] and (spec.digest_view is not None or bool(spec.ignore))
+        event = e.StepCompleted(
+            *ask.key, ask.name, ask.use, output.digest, None if has_view else given.digest, None, spec.record_input,
+            flight.number, flight.started_at,
+        )  # fmt: skip
+        flight.live.record(event, output=output, input=given if spec.record_input and not has_view else None)
 
     def _look_again(self, check: Check) -> None:
         if self._checks.get(check.live) is check and not check.live.is_gone:
@@ -513,12 +534,11 @@ class Premises:
         """Whether a step has its result already: from before the run was rewound, with the same arguments."""
         live, ask = flight.live, flight.ask
         before = live.execution.known.before
-        results = None if before is None or not ask.spec.reuse else before.reusable.get(ask.key)
-        if not results:
+        if before is None or not ask.spec.reuse or not before.reusable:
             return False
         given = ask.view or (ask.packed or pack(ask.input, live.execution.memo)).digest
-        found = results.get(given)
-        if found is None or found.name != ask.name:
+        found = before.found(ask.key, ask.name, given)
+        if found is None:
             return False
         if live.is_in_turn:
             live.deferred += (partial(self._reuse, flight, found),)
@@ -584,7 +604,7 @@ def readings_of(
 
 
 async def _read_declared(spec: StepSpec, premise: Premise, raw: bytes, in_thread: InThread) -> bytes:
-    args, kwargs = spec.arguments.loads(raw)
+    args, kwargs = ((), {}) if premise.is_given else spec.arguments.loads(raw)
     if premise.is_async:
         return premise.result.dumps(await premise.read(*args, **kwargs))
     inside = partial(contextvars.copy_context().run, premise.read, *args, **kwargs)
@@ -647,6 +667,13 @@ def _disposition(spec: StepSpec, then: Values, now: Values) -> tuple[str, str]:
         return OnStale(on_stale(plain(then), plain(now))), ""
     except Exception as error:
         return OnStale.BLOCK, f" (on_stale= of {spec.name} did not decide: {type(error).__name__}: {message_of(error)})"
+
+
+def _what_reads(asked: Asked) -> tuple[Any, ...]:
+    """Equal for calls of which the same is read; what is given with a call does not depend on its arguments."""
+    premises = asked.spec.rests.premises if asked.spec.rests is not None else ()
+    arguments = b"" if all(premise.is_given for premise in premises) else asked.input
+    return tuple(premise.read for premise in premises), arguments
 
 
 def _what_was_read(task: asyncio.Task[Values]) -> Values | Unread:

@@ -45,6 +45,8 @@ def known_of_superseded(past: Past) -> tuple[Superseded, list[int]]:
                 pass
     for place in found.effective:
         event = past.events[place]
+        if isinstance(event, e.StepReused):
+            superseded.had_again.add(event.of)
         if isinstance(event, e.Rewound):
             for key in (event.key, *event.stale):
                 _forget(superseded, past, key, before=place)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +45,9 @@ class PerformedHere:
         self._journal = journal
 
     def call(
-        self, name: str, request: Any, perform: Callable[[], Any], retry: Retry, hint: Any, uses: Usage | None
-    ) -> Any:
+        self, name: str, request: Any, perform: Callable[[], Any], retry: Retry, hint: Any, uses: Usage | None,
+        rests: tuple[Mapping[str, Any] | None, Any] = (None, None),
+    ) -> Any:  # fmt: skip
         """What is recorded for this request, or what `perform()` gives: see `Journal.call`."""
         if running_loop() is self._journal.loop:
             raise UsageError(
@@ -59,9 +60,15 @@ class PerformedHere:
             result=codec_for(hint), retry=retry, timeout_seconds=NO_LIMIT_SECONDS, uses=uses,
             request=codec_for(Any).dumps(request),
         )  # fmt: skip
+        if rests != (None, None):
+            from perdure.decisions.given import resting_on  # only for those who have some
+
+            spec = resting_on(spec, *rests)
         steps = self._journal.steps
         wanted = Request(LANE.get(), name, spec.request, lambda wanted: steps.perform(wanted, spec, _NO_INPUT))
         wanted.load = load_with(spec.result, spec.raises)
+        if spec.rests is not None:
+            wanted.rests = (msgspec.structs.replace(spec, function=perform, is_async=False), _NO_INPUT)
         wanted.future.add_done_callback(lambda done: go.put(None))
         self._journal.submit(wanted)
         while (turn := go.get()) is not None:  # once for each attempt

@@ -16,7 +16,7 @@ import logging
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -156,6 +156,8 @@ class Journal:
             self._serve(request, record)
         if not self.unused:
             self._release_held()
+            if self.live.has_decisions:
+                self.turns.premises.has_caught_up(self.live)
 
     def _refuse(self, answer: concurrent.futures.Future[Any]) -> None:
         """Code that swallows being unwound and asks again would spin: after so many times it is left without an
@@ -201,7 +203,7 @@ class Journal:
     def _rely(self, request: Request) -> None:
         """Of a step whose result rests on something it is to be known how to read that again."""
         if request.rests is not None:
-            self.live.execution.known.rely(request.key, request.rests, request.arguments or b"")
+            self.live.execution.known.rely(request.key, *request.rests)
 
     # ── cancelled, with sagas to undo ────────────────────────────────────────────────────────
     @property
@@ -612,13 +614,16 @@ class Journal:
     # ── for adapters ─────────────────────────────────────────────────────────────────────────
     def call(
         self, name: str, request: Any, perform: Callable[[], Any], *, retry: Retry | None = None, hint: Any = Any,
-        uses: Usage | None = None,
+        uses: Usage | None = None, premises: Mapping[str, Any] | None = None, on_stale: Any = None,
     ) -> Any:  # fmt: skip
         """For adapters: record what `perform()` gives for this request (plain JSON), or answer it from the record.
 
         `perform` runs in the calling thread, as the body of a step: what it calls in turn is not recorded. `uses`: what
-        one attempt is expected to use, for budgets. Policies see the fields of the request as arguments."""
-        return self.here.call(name, request, perform, retry or Retry(), hint, uses)
+        one attempt is expected to use, for budgets. Policies see the fields of the request as arguments. `premises`:
+        what the answer rests on and the request does not say, such as the model; values, or functions without arguments
+        that read them. `on_stale`: what is done about an answer that does not stand any more, as in `@step`; default
+        "note"."""
+        return self.here.call(name, request, perform, retry or Retry(), hint, uses, (premises, on_stale))
 
     def call_soon(self, function: Callable[[], None]) -> None:
         """Have something done on the host loop, from a thread of hosted code."""

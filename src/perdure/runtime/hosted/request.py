@@ -39,7 +39,7 @@ class Request:
     `is_reported`: an outcome is on its way into the history, so no other may follow. `is_held_back`: the run is paused
     or blocked; it is performed when that is over. Of effects: `as_ask` makes what is sent, `hears` is told what came of
     it. `is_undoing`: a saga asks for it, which goes on when the section is cancelled. `rests`: the
-    step, if its result rests on something. `kind`: of what people are asked,
+    step, if its result rests on something, with its arguments. `kind`: of what people are asked,
     approval or question."""
 
     def __init__(self, lane: str, name: str, arguments: bytes | None, perform: Callable[[Request], None]) -> None:
@@ -64,7 +64,7 @@ class Request:
         self.as_ask: Callable[[], StepAsk] | None = None
         self.hears: Hears = nobody_hears
         self.is_undoing = False
-        self.rests: StepSpec | None = None
+        self.rests: tuple[StepSpec, bytes] | None = None
         self.kind = ""
         self.received: Happened | None = None
 

@@ -43,7 +43,7 @@ class HostedSteps:
         given = (spec, raw, business_key, undoing, grant)
         request = Request(LANE.get(), spec.name, raw, lambda request: self.perform(request, *given))
         request.load = load_with(spec.result, spec.raises)
-        request.rests = None if spec.rests is None else spec
+        request.rests = None if spec.rests is None else (spec, raw)
         if isinstance(spec, EffectSpec):
             request.as_ask = partial(self._as_ask, request, *given)
             saga = open_here(f"effect {spec.name}") if undoing is None else None
