@@ -842,6 +842,8 @@ def test_a_run_that_went_back_is_forked_at_any_event_and_nothing_of_either_way_i
         while not (await fork.status()).is_final:
             await runtime.advance(10)
             for entry in [it for it in await runtime.inbox() if it.run_id == fork.id and not it.pending]:
+                if entry.reason == "question":  # about what is owed: nobody has to answer it
+                    continue
                 assert entry.reason == "done_by_original"
                 await fork.unblock("reuse", call=entry.call, by="ann")
         assert await fork.result() == "receipt 3"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -31,6 +32,8 @@ WORLD: list[int] = []
 DONE: dict[str, tuple[int, int]] = {}
 """What was done outside, by idempotency key: which act, with which value."""
 UNDONE: set[str] = set()
+STOOD: set[str] = set()
+"""What a person has said of: it stands."""
 
 Op = tuple[str, int, int]
 """What to do, which one of its kind it is, and the decision that it goes by."""
@@ -97,29 +100,33 @@ KINDS = ["decide", "think", "act", "both", "approved", "sleep", "wait"]
 OPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, FACTS - 1)), min_size=2, max_size=8)
 CHANGES = st.lists(st.tuples(st.integers(0, FACTS - 1), st.integers(0, VALUES - 1)), max_size=4)
 WHEN: list[When] = ["before", "after"]
+SAID = st.lists(st.sampled_from(["undo", "stands", ""]), max_size=3)
 CRASHES = st.lists(st.tuples(st.integers(1, 25), st.sampled_from(WHEN)), max_size=2)
 
 
-@example(ops=[("think", 0), ("approved", 0)], changes=[(0, 0), (0, 1)], crashes=[])  # back to what it was
-@given(ops=OPS, changes=CHANGES, crashes=CRASHES)
+@example(ops=[("think", 0), ("approved", 0)], changes=[(0, 0), (0, 1)], said=[], crashes=[])  # back to what it was
+@given(ops=OPS, changes=CHANGES, said=SAID, crashes=CRASHES)
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 def test_whatever_changes_and_whatever_dies(
-    ops: list[tuple[str, int]], changes: list[tuple[int, int]], crashes: list[tuple[int, When]]
+    ops: list[tuple[str, int]], changes: list[tuple[int, int]], said: list[str], crashes: list[tuple[int, When]]
 ) -> None:
     WORLD[:] = [0] * FACTS
-    DONE.clear()
-    UNDONE.clear()
-    run_async(main([("decide", 100, 0), *((kind, n, fact) for n, (kind, fact) in enumerate(ops))], changes, crashes))
+    for each in (DONE, UNDONE, STOOD):
+        each.clear()
+    program_ops = [("decide", 100, 0), *((kind, n, fact) for n, (kind, fact) in enumerate(ops))]
+    run_async(main(program_ops, changes, said, crashes))
 
 
-async def main(ops: list[Op], changes: list[tuple[int, int]], crashes: list[tuple[int, When]]) -> None:
-    clock, left = FakeClock(), list(changes)
+async def main(
+    ops: list[Op], changes: list[tuple[int, int]], said: list[str], crashes: list[tuple[int, When]]
+) -> None:
+    clock, left, to_say = FakeClock(), list(changes), list(said)
     inner = MemoryStore(clock)
 
     async def scenario(runtime: RuntimeUnderTest) -> list[tuple[int, int, str]]:
-        return await goes_on(runtime, ops, left)
+        return await goes_on(runtime, ops, left, to_say)
 
     outcome = None
     for crash in [*crashes, None]:
@@ -145,9 +152,10 @@ async def main(ops: list[Op], changes: list[tuple[int, int]], crashes: list[tupl
 
 
 async def goes_on(
-    runtime: RuntimeUnderTest, ops: list[Op], changes: list[tuple[int, int]]
+    runtime: RuntimeUnderTest, ops: list[Op], changes: list[tuple[int, int]], said: list[str]
 ) -> list[tuple[int, int, str]]:
-    """What people and the world do: a fact changes, a minute passes, a message comes, what is asked is approved."""
+    """What people and the world do: a fact changes, a minute passes, a message comes, what is asked is approved, and
+    something is said of what is owed."""
     run = await runtime.start(program.call(list(ops)), id="r")
     for _ in range(60):
         await runtime.run_dry()
@@ -159,16 +167,32 @@ async def goes_on(
             WORLD[fact] = value
         await runtime.advance(60)
         for it in await runtime.requests(status="pending"):
-            await runtime.approve(it.id, hash=it.hash, by="ann")
+            if it.kind == "approval":
+                await runtime.approve(it.id, hash=it.hash, by="ann")
+            elif said:
+                await say(runtime, it, said.pop())
         if not (await run.status()).is_final:
             await run.send("go")
     raise AssertionError(f"it does not end: {await run.status()}, {await runtime.inbox()}")
 
 
+async def say(runtime: RuntimeUnderTest, it: Any, what: str) -> None:
+    """About a debt; or nothing, and it is undone in the end."""
+    if what == "stands":
+        STOOD.add(it.arguments["operation"])
+    if what:
+        await runtime.answer(it.id, what, hash=it.hash, by="ann")
+
+
 def assert_all_is_accounted_for(result: list[tuple[int, int, str]]) -> None:
-    """What was done is part of the result, or taken back; nothing of the result is taken back."""
+    """What was done is part of the result, or taken back, or stands since a person said so; nothing of the result is
+    taken back."""
     wanted = {done: (number, value) for number, value, done in result}
-    assert {done: what for done, what in DONE.items() if done not in UNDONE} == wanted
+    left = {done: what for done, what in DONE.items() if done not in UNDONE}
+    assert wanted.items() <= left.items()
+    assert {done: what for done, what in left.items() if done not in STOOD} == {
+        done: what for done, what in wanted.items() if done not in STOOD
+    }
 
 
 def assert_read_in_time(events: list[tuple[e.Event, int, int]]) -> None:

@@ -31,6 +31,10 @@ def section_of(key: Key) -> str:
     return f"{key[0]}:{key[1]}"
 
 
+DEBT = "~"
+"""How the paths of tasks begin that are none of the code's, but about what its run owes."""
+
+
 class CallFuture(LoopFuture):
     """The future of a durable call. Cancelling it is itself something that the engine has to know."""
 
@@ -59,6 +63,11 @@ class Ask(msgspec.Struct, eq=False):
     @property
     def label(self) -> str:
         return f"{self.key[0]}/{self.name}#{self.use}"
+
+    @property
+    def is_about_debt(self) -> bool:
+        """Whether none of the code's has asked this, but people are asked about what the run owes."""
+        return self.key[0].startswith(DEBT)
 
 
 AnyAsk = TypeVar("AnyAsk", bound=Ask)

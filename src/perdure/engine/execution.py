@@ -57,6 +57,7 @@ from perdure.specs import SECONDS_MAX, EffectSpec, StepSpec, WorkflowSpec, recor
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from perdure.engine.owing import Debts
     from perdure.engine.rewinding import Owed
 
 REFUSALS_MAX = 50
@@ -73,7 +74,7 @@ class Execution:
 
     __slots__ = (
         "_context", "_known", "_mailbox", "_randomness", "_refusals", "_root", "beginning", "cancel_carried",
-        "cancelled", "children", "claims", "code_id", "commands", "ending", "failure", "holding", "is_closing",
+        "cancelled", "children", "claims", "code_id", "commands", "debts", "ending", "failure", "holding", "is_closing",
         "is_replaying", "is_unwinding", "log", "loop", "memo", "notes", "now_us", "on_interruption", "open",
         "outcomes_left", "owed", "run_id", "sagas", "spec", "state",
     )  # fmt: skip
@@ -94,7 +95,8 @@ class Execution:
         self.run_id = self.code_id = run_id
         self.beginning = beginning
         self._known = known
-        self.owed = dict(known.before.owed) if known is not None and known.before is not None else NOTHING_OWED
+        self.debts: Debts | None = None
+        self.owed = NOTHING_OWED
         self.log = log
         self.loop = DeterministicLoop(self)
         self.on_interruption = _nothing  # called in any thread: the code failed between turns
@@ -166,10 +168,11 @@ class Execution:
 
     def _create_root(self, context: contextvars.Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopTask:
         main = self._main(args, kwargs)
-        if self.owed:
-            from perdure.engine.owing import settled
+        if self._known is not None and self._known.before is not None:
+            from perdure.engine.owing import Debts, settled
 
-            main = settled(self, main)
+            self.owed, self.debts = dict(self._known.before.owed), Debts(self)
+            main = settled(self, main, self.debts)
         return self.loop.new_task(main, context=context)
 
     async def _main(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -205,8 +208,8 @@ class Execution:
         self._settle()
 
     def _deliver_other(self, event: e.Event, output: bytes | None) -> None:
-        if self.owed and isinstance(event, e.EffectSucceeded):
-            self.owed.pop(event.operation, None)  # asked for again, so it is wanted
+        if self.debts is not None:
+            self.debts.hear(event)
         if self.sagas and isinstance(event, e.EffectSucceeded | e.EffectFailed | e.SectionEnded):
             self._tell_saga(event, output)
         match event:
@@ -419,7 +422,7 @@ class Execution:
     def deadline(self) -> int | None:
         """When the earliest timer is due, in microseconds."""
         when = self.loop.next_deadline()
-        if when is None and not self.open:
+        if when is None and not self.waits_outside:
             when = self.loop.next_deadline_of_any()
         return None if when is None else _due_at(when)
 
@@ -429,11 +432,19 @@ class Execution:
         return (
             self.failure is None
             and self.ending is None
-            and not self.open
+            and not self.waits_outside
             and not self.holding
             and self.loop.next_deadline_of_any() is None
             and self.loop.is_dry
         )
+
+    @property
+    def waits_outside(self) -> bool:
+        """Whether the code has asked for something that is not there yet. What people are asked about debts is not the
+        code's."""
+        if self.debts is None:
+            return bool(self.open)
+        return not all(ask.is_about_debt for ask in self.open.values())
 
     def block_deadlocked(self) -> None:
         """Park a run that nothing can wake, showing what each of its tasks waits for."""
@@ -729,7 +740,8 @@ class Execution:
         if current_task(self.loop) is not self._root:
             raise UsageError("continue_as_new() belongs into the workflow's own task, not into one that it started")
         refuse_next_chapter()
-        flying = [ask.label for ask in self.open.values() if not (isinstance(ask, ReceiveAsk) or _is_abandoned(ask))]
+        asks = (ask for ask in self.open.values() if not ask.is_about_debt)
+        flying = [ask.label for ask in asks if not (isinstance(ask, ReceiveAsk) or _is_abandoned(ask))]
         return next_chapter(self.spec, args, kwargs, flying)
 
     def set_state(self, state: bytes) -> None:

@@ -367,8 +367,9 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
             task.set_name(name)
         return task
 
-    def new_task(self, coro: Any, **options: Any) -> LoopTask:
-        path = self._new_path()
+    def new_task(self, coro: Any, *, path: str = "", **options: Any) -> LoopTask:
+        """`path`: of a task that none of the code's own has started."""
+        path = path or self._new_path()
         self.ordinal += 1
         ordinal = self.ordinal
         options.pop("loop", None)

@@ -42,7 +42,8 @@ class Reusable(NamedTuple):
 
 
 class Owed(NamedTuple):
-    """An effect that happened in what is superseded now. `input` is None where it is not kept. `order`: when."""
+    """An effect that happened in what is superseded now. `input` is None where it is not kept. `order`: when. `since`:
+    the how-many-eth rewinding of the chapter has superseded it."""
 
     order: int
     name: str
@@ -50,6 +51,10 @@ class Owed(NamedTuple):
     operation: str
     input: bytes | None
     output: bytes
+    since: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.business_key!r}"
 
 
 class Superseded(msgspec.Struct):
@@ -76,29 +81,30 @@ class Superseded(msgspec.Struct):
 
 
 class Split(NamedTuple):
-    """Places of events: those that count, and those that do not, each in the order of the history."""
+    """Places of events: those that count, and those that do not, each in the order of the history; of these also the
+    place of the rewinding that superseded them."""
 
     effective: list[int]
-    superseded: list[int]
+    superseded: dict[int, int]
 
 
 def split(events: Sequence[e.Event], seqs: Sequence[int]) -> Split:
     """Which of these count. `seqs`: where each stands in its history.
 
     >>> split([e.TimePassed(), e.TimePassed(), e.Rewound(1, "0", 0, "decide", 1)], [0, 1, 2])
-    Split(effective=[0, 2], superseded=[1])
+    Split(effective=[0, 2], superseded={1: 2})
     """
     effective: list[int] = []
-    superseded: list[int] = []
+    superseded: dict[int, int] = {}
     for place, event in enumerate(events):
         if type(event) is e.Rewound:
             cut = bisect_left(effective, event.to, key=lambda at: seqs[at])
             begun = _begun([events[at] for at in effective[:cut]], event)
             stretch = effective[cut:]
             effective[cut:] = [at for at in stretch if _survives(events[at], begun)]
-            superseded += [at for at in stretch if not _survives(events[at], begun)]
+            superseded |= {at: place for at in stretch if not _survives(events[at], begun)}
         effective.append(place)
-    return Split(effective, sorted(superseded))
+    return Split(effective, dict(sorted(superseded.items())))
 
 
 def _begun(before: Sequence[e.Event], rewound: e.Rewound) -> set[Key]:

@@ -195,6 +195,9 @@ class Saga:
             if said.choice != "value" or said.value != "undo":
                 self._settle(done, said)
                 return
+        await self._take_back(done, spec, undo)
+
+    async def _take_back(self, done: Done, spec: EffectSpec, undo: EffectSpec) -> None:
         revision = 0
         while True:
             try:

@@ -656,6 +656,7 @@ class Rewound(Event, frozen=True, omit_defaults=True, gc=False, tag="run.rewound
     was done outside stays done, and owed. `stale`: other steps whose results do not stand either. `timers`: those that
     keep their deadlines."""
 
+    is_outcome: ClassVar[bool] = True
     to: int
     task: str
     n: int

@@ -216,7 +216,7 @@ class Effects:
             is_copied = found is not None and live.info.lineage and found.rid in live.info.lineage
             decision = prepare(call._replace(rid=found.rid) if found is not None and is_copied else call, found)
             if found is not None and live.was_rewound:
-                decision = self._turns.premises.prepared(live, call, found, decision)
+                decision = self._turns.premises.prepared(flight, call, found, decision)
             if not isinstance(decision, NextRevision):
                 return decision, found or self._new_entry(flight, call, name, revision)
             revision += 1

@@ -121,7 +121,8 @@ class Parking:
         self.leave(live)
 
     def _waits_for(self, live: LiveRun) -> str:
-        kinds = {ask.kind for ask in live.execution.open.values()} | self._turns.sections.waits_for(live)
+        asks = (ask for ask in live.execution.open.values() if not ask.is_about_debt)
+        kinds = {ask.kind for ask in asks} | self._turns.sections.waits_for(live)
         if live.execution.holding:
             kinds.add("child")
         for kind, reason in WAITS_FOR.items():

@@ -564,12 +564,16 @@ class Premises:
         )  # fmt: skip
         self._turns.report(live, event, raw=found.output, output=output, input=packed if kept else None, delivers=True)
 
-    def prepared(self, live: LiveRun, call: Call, found: LedgerEntry, decision: Decision) -> Decision:
+    def prepared(self, flight: EffectFlight, call: Call, found: LedgerEntry, decision: Decision) -> Decision:
         """What is to be done about an operation that is asked for again since the run was rewound. One that happened is
-        answered, whichever call of the new way asks; one that was given up or taken back is done under the next id."""
+        answered, whichever call of the new way asks; one that was given up or taken back is done under the next id. So
+        is the undoing of what was done a second time under the same key."""
+        live, undone = flight.live, flight.undone
         before = live.execution.known.before
         if before is None or found.rid != live.rid:
             return decision
+        if undone is not None and found.status is EffectState.SUCCEEDED and found.call != call.call:
+            return decision if undone.compensated_by == found.operation_id else NextRevision()
         if found.operation_id in before.struck:
             return NextRevision()
         if found.status is EffectState.FAILED_RETRYABLE:  # the call that was to try it once more does not count

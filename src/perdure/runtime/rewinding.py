@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perdure.engine.calls import Key
+from perdure.engine.owing import STANDS, UNDONE, is_debt, key_of, order_of
 from perdure.engine.rewinding import Owed, Reusable, Superseded, split
 from perdure.history import events as e
 
@@ -15,10 +16,11 @@ if TYPE_CHECKING:
 def known_of_superseded(past: Past) -> tuple[Superseded, list[int]]:
     """What is not forgotten of what does not count, and the places of the events that do."""
     found = split(past.events, [row.seq for row in past.stored.rows])
+    rewindings = [place for place, event in enumerate(past.events) if isinstance(event, e.Rewound)]
     superseded = Superseded()
     inputs = _Inputs(past)
     read: dict[Key, int] = {}
-    for place in found.superseded:
+    for place, by in found.superseded.items():
         event = past.events[place]
         match event:
             case e.PremisesRead():
@@ -31,9 +33,14 @@ def known_of_superseded(past: Past) -> tuple[Superseded, list[int]]:
             case e.EffectSucceeded():
                 at, output = inputs.effects.get(event.operation), past.output(place) or b"null"
                 raw = None if at is None else past.input(at)
+                before = superseded.owed.get(event.operation)
+                since = rewindings.index(by) + 1 if before is None else before.since
+                order = order_of(past.stored.rows[place].at, place)
                 superseded.owed[event.operation] = Owed(
-                    place, event.name, event.business_key, event.operation, raw, output
+                    order, event.name, event.business_key, event.operation, raw, output, since
                 )  # fmt: skip
+            case e.PersonAnswered() if is_debt(event.key):
+                _note_said(superseded, event.key, past.output(place) or b"null")
             case e.EffectFailed(how="cancelled"):
                 superseded.struck.add(event.operation)
             case e.StepCompleted():
@@ -51,6 +58,15 @@ def known_of_superseded(past: Past) -> tuple[Superseded, list[int]]:
             for key in (event.key, *event.stale):
                 _forget(superseded, past, key, before=place)
     return superseded, found.effective
+
+
+def _note_said(superseded: Superseded, key: Key, said: bytes) -> None:
+    """What a person has decided about a debt stands, however often the run goes back."""
+    about = next((each for each in superseded.owed.values() if key_of(each) == key), None)
+    if about is not None and said in {STANDS, UNDONE}:
+        del superseded.owed[about.operation]
+        if said == UNDONE:
+            superseded.struck.add(about.operation)
 
 
 def _forget(superseded: Superseded, past: Past, key: Key, *, before: int) -> None:

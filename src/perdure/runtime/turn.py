@@ -555,7 +555,7 @@ class Turns:
             if execution.commands:
                 self._perform_all(live)
             if (
-                not execution.open
+                (not execution.open or execution.debts is not None)
                 and execution.is_deadlocked
                 and not live.held
                 and not live.has_something_to_write
