@@ -6,11 +6,11 @@
 The public names are these and no others.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from perdure import http, secrets, sync
+from perdure import sync
 from perdure.api.approving import ask, with_approval
-from perdure.api.client import Authority, Client, HistoryEvent, Run, RunSummary
 from perdure.api.effect import effect, operation, outbox, transaction
 from perdure.api.inside import (
     Child,
@@ -40,9 +40,6 @@ from perdure.api.inside import (
     used,
     uuid4,
 )
-from perdure.api.notice import InboxNotice
-from perdure.api.runtime import Runtime, Worker, lifespan
-from perdure.api.script import run
 from perdure.api.workflow import step, workflow
 from perdure.errors import (
     ApprovalExpired,
@@ -76,16 +73,21 @@ from perdure.errors import (
     UnknownNameError,
     UsageError,
 )
-from perdure.http.retries import single_retry_owner
-from perdure.http.webhook import Webhook
 from perdure.runtime.logs import hide_secrets
 from perdure.runtime.operation import Operation
 from perdure.runtime.outbox import OutboxMessage
 from perdure.specs import Budget, CanLookUp, Found, Idempotent, NoGuarantee, NotFound, Retry, Unsure, Usage
-from perdure.store.protocol import Status
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # as in _LATER
+    from perdure import http, secrets
+    from perdure.api.client import Authority, Client, HistoryEvent, Run, RunSummary
+    from perdure.api.notice import InboxNotice
     from perdure.api.policies import Policy, Rule
+    from perdure.api.runtime import Runtime, Worker, lifespan
+    from perdure.api.script import run
+    from perdure.http.retries import single_retry_owner
+    from perdure.http.webhook import Webhook
+    from perdure.store.protocol import Status
 
 __version__ = "0.1.0"
 
@@ -186,11 +188,28 @@ __all__ = [
     "workflow",
 ]
 
+_LATER = {
+    "perdure": ("http", "secrets"),
+    "perdure.api.client": ("Authority", "Client", "HistoryEvent", "Run", "RunSummary"),
+    "perdure.api.notice": ("InboxNotice",),
+    "perdure.api.policies": ("Policy", "Rule"),
+    "perdure.api.runtime": ("Runtime", "Worker", "lifespan"),
+    "perdure.api.script": ("run",),
+    "perdure.http.retries": ("single_retry_owner",),
+    "perdure.http.webhook": ("Webhook",),
+    "perdure.store.protocol": ("Status",),
+}
+"""Where the names are that are read in when somebody uses them: what declares workflows and steps does without."""
+
 
 def __getattr__(name: str) -> Any:
-    """Policies are read in when somebody has one."""
-    if name in {"Policy", "Rule"}:
-        from perdure.api import policies
-
-        return getattr(policies, name)
+    for module, names in _LATER.items():
+        if name in names:
+            found = import_module(f"perdure.{name}" if module == "perdure" else module)
+            value = globals()[name] = found if module == "perdure" else getattr(found, name)
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

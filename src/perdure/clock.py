@@ -6,7 +6,6 @@ Times are whole microseconds since 1970-01-01 UTC, everywhere in perdure; durati
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -59,5 +58,7 @@ class SystemClock:
         return time.time_ns() // 1_000
 
     def wake_at(self, at: int, callback: Callable[[], None]) -> Alarm:
+        import asyncio  # whoever asks has it; `import perdure` does without
+
         delay = max(0.0, (at - self.now()) / MICROSECONDS)
         return asyncio.get_running_loop().call_later(delay, callback)

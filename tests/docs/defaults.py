@@ -13,7 +13,7 @@ from perdure.clock import MICROSECONDS
 from perdure.codec import scrubbing
 from perdure.engine import claims, loop
 from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS
-from perdure.http.webhook import TOLERANCE_SECONDS
+from perdure.http import TOLERANCE_SECONDS
 from perdure.runtime import lease, relay, sections, silence, turn, vault
 from perdure.runtime.options import Options
 from perdure.runtime.outbox import WEBHOOK_TOPIC

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import enum
 import inspect
@@ -18,13 +17,13 @@ from perdure.api.inside import _execution, _journal  # pyright: ignore[reportPri
 from perdure.clock import MICROSECONDS
 from perdure.codec import ValueCodec, arguments_codec_for, codec_for, describe, load_exception
 from perdure.decisions import Request
-from perdure.engine.calls import Grant, StepAsk
 from perdure.errors import ApprovalExpired, CheckTooOld, PerdureBug, Rejected, UsageError
 from perdure.ledger.operations import business_key_of
 from perdure.specs import SECONDS_MAX, EffectSpec, StepSpec, is_whole, mapping, recordable, several
 from perdure.specs import seconds as _seconds
 
 if TYPE_CHECKING:
+    from perdure.engine.calls import Grant
     from perdure.engine.execution import Execution
     from perdure.history import events as e
 
@@ -127,8 +126,10 @@ def _reading(asked: Asked) -> Made:
     """The step that reads all facts, at the same time. It gives their names, and the values as canonical JSON."""
 
     async def read(facts: Any) -> dict[str, str]:
+        from asyncio import gather  # whoever awaits has it; `import perdure` does without
+
         names, calls = zip(*asked.facts, strict=True)
-        return dict(zip(names, await asyncio.gather(*(call.read() for call in calls)), strict=True))
+        return dict(zip(names, await gather(*(call.read() for call in calls)), strict=True))
 
     spec = StepSpec(
         name=f"premises:{asked.name}", function=read, is_async=True, arguments=arguments_codec_for(read),
@@ -180,6 +181,8 @@ class _OnLoop:
         return await self.execution.ask_step(made.spec, *made.arguments())
 
     async def make(self, asked: Asked, grant: Grant) -> Any:
+        from perdure.engine.calls import StepAsk
+
         execution, spec, (args, kwargs) = self.execution, asked.call.spec, asked.call.arguments()
         if isinstance(spec, EffectSpec):
             return await execution.ask_effect(spec, args, kwargs, asked.request.key, grant=grant)
@@ -307,7 +310,9 @@ class Made(NamedTuple):
         if self.spec.is_async:
             value = await self.spec.function(*args, **kwargs)
         else:
-            value = await asyncio.to_thread(self.spec.function, *args, **kwargs)
+            from asyncio import to_thread
+
+            value = await to_thread(self.spec.function, *args, **kwargs)
         text: bytes = self.spec.result.dumps(value)
         return text.decode()
 
@@ -354,6 +359,8 @@ class Asked(NamedTuple):
             raise load_exception(said.value, ())
         if event.choice != "approve":
             raise ApprovalExpired(f"nobody has approved {self.name} within {_told(request.within)}", approval)
+        from perdure.engine.calls import Grant
+
         return Grant(approval, self.call.raw, said.expires_at, request.recheck)
 
 

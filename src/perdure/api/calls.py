@@ -7,12 +7,10 @@ inside a workflow a recorded call, inside a step's body or outside of any run th
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-import asyncio
-from asyncio import events as asyncio_events
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from perdure.engine.loop import DeterministicLoop
+from perdure.engine.here import HERE
 from perdure.errors import UsageError
 from perdure.runtime.attempt import ATTEMPT, JOURNAL
 
@@ -22,16 +20,14 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_get_running_loop = asyncio_events._get_running_loop  # pyright: ignore[reportPrivateUsage]
-
 
 def execution_here() -> Execution | None:
     """The run whose code is executing in this thread right now; None elsewhere."""
-    loop = _get_running_loop()
-    if type(loop) is DeterministicLoop:
-        execution: Execution = loop.execution
-        return execution
-    return None
+    loop = HERE.loop
+    if loop is None:
+        return None
+    execution: Execution = loop.execution
+    return execution
 
 
 class Call(Coroutine[Any, Any, R], Generic[R]):
@@ -58,8 +54,8 @@ class Call(Coroutine[Any, Any, R], Generic[R]):
     def __await__(self) -> Generator[Any, Any, R]:
         if self._begun is not None:
             raise self._made_already()
-        loop = _get_running_loop()
-        if type(loop) is DeterministicLoop:
+        loop = HERE.loop
+        if loop is not None:
             begun: Any = self.of._ask(loop.execution, self.args, self.kwargs).__await__()
         else:
             begun = self.of._begin_elsewhere(self.args, self.kwargs)
@@ -114,12 +110,14 @@ class DurableFunction(Generic[P, R]):
         if self.spec.is_async:
             result: R = await function(*args, **kwargs)
             return result
-        return await asyncio.to_thread(function, *args, **kwargs)
+        from asyncio import to_thread  # whoever awaits has it; `import perdure` does without
+
+        return await to_thread(function, *args, **kwargs)
 
     def _refuse_where_nobody_can_await(self) -> None:
         """An `async def` called as usual gives a call to be awaited. A `def` workflow cannot await: it would never be
         made."""
-        if ATTEMPT.get() is None and _get_running_loop() is None:
+        if HERE.loop is None and ATTEMPT.get() is None and not _is_loop_running():
             raise UsageError(
                 f"{self.name} is an `async def`: in a `def` workflow, or hosted code without an event loop, write "
                 f"perdure.sync.wait({self.name}.call(...))"
@@ -142,6 +140,12 @@ class DurableFunction(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__.lower()} {self.name}>"
+
+
+def _is_loop_running() -> bool:
+    from asyncio import _get_running_loop
+
+    return _get_running_loop() is not None
 
 
 def same_signature(of: Any, function: Callable[..., Any]) -> None:

@@ -27,7 +27,6 @@ from uuid import UUID
 import msgspec
 
 from perdure.codec import arguments_codec_for
-from perdure.engine.exact import INEXACT
 from perdure.errors import DeclarationError, UsageError
 from perdure.specs import SECONDS_MAX, OnStale, Premise, Rests, StepSpec, recordable, seconds, several
 
@@ -435,6 +434,10 @@ def _closed_over(function: types.FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def _check_waits(function: types.FunctionType) -> None:
+    if "asyncio" not in sys.modules:
+        return  # nobody can have bound what nobody has imported
+    from perdure.engine.exact import INEXACT
+
     names = _names_used(function.__code__, frozenset({"LOAD_GLOBAL", "LOAD_NAME"}))
     known = {name: function.__globals__.get(name) for name in names}
     known |= dict(_closed_over(function))

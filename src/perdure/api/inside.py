@@ -6,7 +6,6 @@ there; what has no meaning outside a run raises UsageError.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import logging
@@ -19,8 +18,6 @@ from msgspec import Raw
 
 from perdure.api.calls import Call, execution_here
 from perdure.codec import arguments_codec_for, codec_for
-from perdure.engine.calls import ChildCall
-from perdure.engine.randomness import as_number, as_uuid
 from perdure.errors import SecretNotAllowed, UsageError
 from perdure.gates.budget import use_said
 from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, UNLOCKED, Attempt, current_attempt
@@ -28,6 +25,7 @@ from perdure.runtime.logs import hide_secrets
 from perdure.specs import Money, OnCancel, StepSpec, WorkflowSpec, recordable, seconds
 
 if TYPE_CHECKING:
+    from perdure.engine.calls import ChildCall
     from perdure.engine.execution import Execution
     from perdure.engine.sagas import Saga
 
@@ -58,24 +56,33 @@ def now() -> datetime:
 
 def random() -> float:
     """A number from 0 up to 1; in a workflow the same on replay."""
-    execution = execution_here()
-    if execution is not None:
-        return as_number(execution.randomness.draw())
-    journal = _journal()
-    if journal is not None:
-        return as_number(journal.random_bytes())
-    import random as stock  # here alone: its import seeds two generators
+    drawn = _drawn()
+    if drawn is None:
+        import random as stock  # here alone: its import seeds two generators
 
-    return stock.random()
+        return stock.random()
+    from perdure.engine.randomness import as_number
+
+    return as_number(drawn)
 
 
 def uuid4() -> _uuid.UUID:
     """A random UUID; in a workflow the same on replay."""
+    drawn = _drawn()
+    if drawn is None:
+        return _uuid.uuid4()
+    from perdure.engine.randomness import as_uuid
+
+    return as_uuid(drawn)
+
+
+def _drawn() -> bytes | None:
+    """Random bytes of the run; None outside."""
     execution = execution_here()
     if execution is not None:
-        return as_uuid(execution.randomness.draw())
+        return execution.randomness.draw()
     journal = _journal()
-    return _uuid.uuid4() if journal is None else as_uuid(journal.random_bytes())
+    return None if journal is None else journal.random_bytes()
 
 
 async def sleep(
@@ -101,7 +108,9 @@ async def sleep(
             "perdure.sleep() inside the body of a step: use asyncio.sleep() there, a step is not durable within"
         )
     else:
-        await asyncio.sleep(length)
+        from asyncio import sleep as stock
+
+        await stock(length)
 
 
 def _length(duration: timedelta | float | None, named: timedelta) -> float:
@@ -134,7 +143,9 @@ async def receive(name: str, type: Any = None, *, within: timedelta | float | No
         return await journal.wait_async(journal.waits.receive(name, codec, limit))
     if limit is None:
         return await execution.receive(name, codec)
-    async with asyncio.timeout(limit):
+    from asyncio import timeout
+
+    async with timeout(limit):
         return await execution.receive(name, codec, within_seconds=limit)
 
 
@@ -169,10 +180,12 @@ async def start(call: Call[R], *, id: str | None = None, on_cancel: OnCancel = "
         return Child(
             children.child_id(request), lambda: children.result_async(request), lambda: children.cancel(request)
         )
+    from asyncio import shield
+
     ask = _execution("start").ask_child(
         child.spec, child.args, child.kwargs, run_id=child.run_id, on_cancel=child.on_cancel
     )
-    return Child(ask.run_id, lambda: asyncio.shield(ask.future), ask.future.cancel)
+    return Child(ask.run_id, lambda: shield(ask.future), ask.future.cancel)
 
 
 def child_call(call: Call[Any], run_id: str | None, on_cancel: Any) -> ChildCall:
@@ -184,6 +197,8 @@ def child_call(call: Call[Any], run_id: str | None, on_cancel: Any) -> ChildCall
         )
     if on_cancel not in {"wait", "abandon"}:
         raise UsageError(f"perdure.start(on_cancel={on_cancel!r}): 'wait' or 'abandon'")
+    from perdure.engine.calls import ChildCall
+
     return ChildCall(spec, call.args, call.kwargs, run_id, on_cancel)
 
 

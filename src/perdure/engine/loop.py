@@ -23,6 +23,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from perdure.engine.here import HERE
+
 CALLBACKS_WITHOUT_A_COMMAND_MAX = 100_000
 UNWINDING_ROUNDS_MAX = 50
 ASYNCGENS_BEFORE_SWEEP = 64
@@ -214,12 +216,14 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
 
     def _enter(self) -> None:
         _set_running_loop(self)
+        HERE.loop = self
         sys.set_asyncgen_hooks(self._asyncgens_append, _no_finalizer)
         self._thread_id = threading.get_ident()
 
     def _leave(self, outer: asyncio.AbstractEventLoop | None, hooks: Any) -> None:
         self._thread_id = 0
         sys.set_asyncgen_hooks(*hooks)
+        HERE.loop = outer if type(outer) is DeterministicLoop else None
         _set_running_loop(outer)
 
     def next_ordinal(self) -> int:

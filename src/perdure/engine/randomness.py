@@ -5,11 +5,10 @@ Nobody's draw moves anybody else's: a task that draws once more changes nothing 
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from hashlib import sha256
 
-from perdure.engine.loop import DeterministicLoop, LoopTask
+from perdure.engine.loop import DeterministicLoop, LoopTask, current_task
 
 
 class Randomness:
@@ -23,7 +22,7 @@ class Randomness:
 
     def draw(self) -> bytes:
         """32 random bytes: of the current task's path and its n-th use; of plain callbacks together."""
-        task = asyncio.current_task(self._loop)
+        task = current_task(self._loop)
         if isinstance(task, LoopTask):
             task.randoms += 1
             return drawn(self._seed, str(self._chapter), task.path, task.randoms)

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import UsageError
-from perdure.http.webhook import TOLERANCE_SECONDS
 
 if TYPE_CHECKING:
     import httpx
+
+TOLERANCE_SECONDS = 300.0
+"""How old a webhook may be, and how far ahead of our clock."""
 
 
 def client(**options: Any) -> httpx.AsyncClient:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.errors import Final, Retryable, UsageError, WebhookError
+from perdure.http import TOLERANCE_SECONDS
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult
@@ -25,7 +26,6 @@ SECRET_PREFIX = "whsec_"  # noqa: S105  (what the standard lets secrets begin wi
 SECRET_BYTES_MIN = 24
 TIMEOUT_SECONDS = 15.0
 TIMEOUT_SECONDS_MAX = 60.0
-TOLERANCE_SECONDS = 300.0
 GONE = 410
 
 Secrets = str | Iterable[str]

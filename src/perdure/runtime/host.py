@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from perdure.clock import MICROSECONDS, Alarm, Clock
 from perdure.engine import exact
+from perdure.engine.here import HERE
 from perdure.errors import StoreError
 from perdure.runtime.lease import Lease
 from perdure.runtime.live import LiveRun
@@ -398,3 +399,10 @@ def _guard() -> Any:
     from perdure.runtime.checked import drive_checked
 
     return drive_checked
+
+
+def _in_no_run() -> None:
+    HERE.loop = None
+
+
+os.register_at_fork(after_in_child=_in_no_run)  # as for asyncio: where code forks, the child is on no loop
