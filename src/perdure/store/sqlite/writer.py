@@ -119,10 +119,10 @@ class Writer:
             raise StoreError(f"{self.path}: this handle is closed; open the store anew")
 
     def _take_lock(self, until: float) -> bool:
-        if not self._next.acquire(timeout=max(0.0, until - time.monotonic())):
+        if not _take(self._next, until):
             return False
         try:
-            return self._lock.acquire(timeout=max(0.0, until - time.monotonic()))
+            return _take(self._lock, until)
         finally:
             self._next.release()
 
@@ -207,3 +207,8 @@ class Writer:
     def abandon(self) -> None:
         self._drop_connection()
         self._turns.close_in_child()
+
+
+def _take(lock: threading.Lock, until: float) -> bool:
+    """The clock is asked only where there is something to wait for."""
+    return lock.acquire(blocking=False) or lock.acquire(timeout=max(0.0, until - time.monotonic()))
