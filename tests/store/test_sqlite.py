@@ -388,6 +388,31 @@ def test_of_a_batch_that_does_not_fit_what_fits_is_written(path: str, monkeypatc
     store.close()
 
 
+def test_many_events_that_do_not_fit_leave_nothing_and_the_turn_to_others(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small(connection: sqlite3.Connection, *, busy_seconds: float, is_reader: bool) -> None:
+        connect_as_usual(connection, busy_seconds=busy_seconds, is_reader=is_reader)
+        connection.execute("PRAGMA max_page_count = 200")
+
+    connect_as_usual = connect.configure
+    monkeypatch.setattr(connect, "configure", small)
+    store = SqliteStore(path)
+    store.enter("w", lease_seconds=600, workflows=["agent"])
+    rids = [start(store, f"run-{number}") for number in range(32)]
+    for output in (b"x" * 50_000, b"x"):
+        end = store.begin_commit([append(rid, 1, rows=(row(1, output=output),)) for rid in rids])
+        assert end is not None
+        assert not store.is_free()
+        if len(output) > 1:
+            with pytest.raises(StoreFullError):
+                end()
+        else:
+            assert end() == [Done(rid, 2) for rid in rids]
+        assert store.is_free()
+    store.close()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 2 MB, where this user may mount one."""

@@ -7,9 +7,9 @@ last commit left in memory (`Facts`) and reads nothing.
 
 from __future__ import annotations
 
-import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -41,7 +41,6 @@ from perdure.store.protocol import (
     Watch,
     Write,
 )
-from perdure.store.sql import load_queries
 from perdure.store.sqlite.rows import (
     account_columns,
     approval_columns,
@@ -50,9 +49,9 @@ from perdure.store.sqlite.rows import (
     run_info,
     shared_account,
 )
+from perdure.store.sqlite.statements import QUERIES, Event, insert_events, is_one, statement_for
 from perdure.store.sqlite.writer import Facts
 
-QUERIES = load_queries(os.path.join(os.path.dirname(__file__), "queries"))
 INSERT_EVENT, INSERT_WITH_GAPS = QUERIES["insert_event"], QUERIES["insert_event_with_gaps"]
 NULL = -1
 """What stands for it in the queries that say so: for each None the driver first looks for an adapter."""
@@ -63,23 +62,52 @@ def append_alone(connection: sqlite3.Connection, facts: Facts, write: Write) -> 
 
     None if it is anything else; then nothing was done, and `Commit` does it. The outcome would be the same.
     """
-    if not isinstance(write, Append) or len(write.rows) != 1 or write.blobs or write.taken:
-        return None
-    if write.change is not None or write.new_runs or write.watches or write.letters or write.effects or write.posts:
-        return None
-    if write.approvals or write.uses or write.notes or write.spending:  # rare: looked at last
-        return None
-    rid, length = write.rid, write.expected_length
-    if facts.standing.get(rid) != (write.epoch, length):
+    if type(write) is not Append or not _is_plain(write, facts):
         return None
     row = write.rows[0]
     is_whole = row.input is not None and row.output is not None
-    connection.execute(INSERT_EVENT if is_whole else INSERT_WITH_GAPS, event_values(rid, row, write.id))
-    facts.standing[rid] = (write.epoch, length + 1)
-    return Done(rid, length + 1)
+    connection.execute(INSERT_EVENT if is_whole else INSERT_WITH_GAPS, event_values(write.rid, row, write.id))
+    return _stands(facts, write)
 
 
-def event_values(rid: int, row: Row, append_id: bytes | None) -> tuple[Any, ...]:
+def begin(
+    connection: sqlite3.Connection, facts: Facts, writes: Sequence[Write], now: int
+) -> tuple[list[Outcome], Callable[[], object]]:
+    """All of a commit but the wait for the disk; and what is left to do.
+
+    Of appends of one row each, with nothing to judge, that is all of the database's work: one statement, which is a
+    transaction of its own. Nobody else can have written since it was judged: the caller has the turn.
+    """
+    if is_one(len(writes)):
+        plain = [write for write in writes if type(write) is Append and _is_plain(write, facts)]
+        if len(plain) == len(writes):
+            events = [event_values(append.rid, append.rows[0], append.id) for append in plain]
+            insert = partial(connection.execute, *statement_for(events))
+            return [_stands(facts, append) for append in plain], insert
+    connection.execute("BEGIN IMMEDIATE")
+    return Commit(connection, facts, now).apply(writes), partial(connection.execute, "COMMIT")
+
+
+def _is_plain(append: Append, facts: Facts) -> bool:
+    """Whether this is one row, and nothing else, of a run that is known to stand where the append expects it."""
+    if facts.standing.get(append.rid) != (append.epoch, append.expected_length):
+        return False
+    if len(append.rows) != 1 or append.change is not None or append.blobs or append.taken:
+        return False
+    return not (
+        append.new_runs or append.watches or append.letters or append.effects or append.posts
+        or append.approvals or append.uses or append.notes or append.spending
+    )  # fmt: skip
+
+
+def _stands(facts: Facts, append: Append) -> Done:
+    """Note where the run stands after an append of one row."""
+    rid, length = append.rid, append.expected_length + 1
+    facts.standing[rid] = (append.epoch, length)
+    return Done(rid, length)
+
+
+def event_values(rid: int, row: Row, append_id: bytes | None) -> Event:
     """The row as INSERT_WITH_GAPS wants it, and INSERT_EVENT if nothing is missing. `append_id` goes with an append's
     first row.
 
@@ -115,8 +143,7 @@ class Commit:
         self._now = now
         self._ids = dict[str, tuple[int, bytes] | None]()
         self._new_runs = list[tuple[Any, ...]]()
-        self._events = list[tuple[Any, ...]]()
-        self._events_with_gaps = list[tuple[Any, ...]]()
+        self._events = list[Event]()
         self._blobs = list[tuple[int, bytes, bytes]]()
         self._taken = list[tuple[int, int]]()
         self._ended = list[tuple[Any, ...]]()
@@ -125,7 +152,13 @@ class Commit:
         for write in writes:
             if isinstance(write, NewRun):
                 self._ids[write.run_id] = self._sql("rid_of", write.run_id).fetchone()
-        outcomes = [self._write(write) for write in writes]
+        outcomes = list[Outcome]()
+        for write in writes:
+            if type(write) is Append and _is_plain(write, self._facts):  # most are
+                self._add(write.rid, write.rows[0], write.id)
+                outcomes.append(_stands(self._facts, write))
+            else:
+                outcomes.append(self._write(write))
         self._flush()
         return outcomes
 
@@ -163,11 +196,8 @@ class Commit:
             self._connection.executemany(QUERIES["insert_run"], self._new_runs)
             self._new_runs.clear()
         if self._events:
-            self._connection.executemany(INSERT_EVENT, self._events)
+            insert_events(self._connection, self._events)
             self._events.clear()
-        if self._events_with_gaps:
-            self._connection.executemany(INSERT_WITH_GAPS, self._events_with_gaps)
-            self._events_with_gaps.clear()
         if self._blobs:
             self._connection.executemany(QUERIES["insert_blob"], self._blobs)
             self._blobs.clear()
@@ -279,8 +309,7 @@ class Commit:
         return Done(rid, length)
 
     def _add(self, rid: int, row: Row, append_id: bytes | None) -> None:
-        is_whole = append_id is not None and row.input is not None and row.output is not None
-        (self._events if is_whole else self._events_with_gaps).append(event_values(rid, row, append_id))
+        self._events.append(event_values(rid, row, append_id))
 
     def _record_others(self, append: Append) -> None:
         """What touches the index row, or other runs. After the rows, in the order in which each may see the last."""
