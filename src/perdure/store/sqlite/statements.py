@@ -21,7 +21,7 @@ QUERIES = load_queries(os.path.join(os.path.dirname(__file__), "queries"))
 Event = tuple[Any, ...]
 """A row as the queries that insert events want it."""
 
-SIZES = (16, 32, 64, 128, 256, 512)
+SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """How many rows the statements for many hold; what is left of the smallest that suffices is filled up."""
 
 NO_EVENT = (0,) * 9
