@@ -80,10 +80,15 @@ def append_to_all_forever(path: str, worker: str) -> None:
     for length in range(1, 1_000_000):
         end = store.begin_commit([Append(os.urandom(16), rid, 1, length, (row(length),)) for rid in rids])
         assert end is not None
-        thread = threading.Thread(target=lambda end=end: [done(outcome) for outcome in end()])
+        thread = threading.Thread(target=all_done, args=(end,))
         thread.start()
         thread.join()
         say(length + 1)
+
+
+def all_done(end: Callable[[], list[Outcome]]) -> None:
+    for outcome in end():
+        done(outcome)
 
 
 def live(path: str, worker: str) -> None:

@@ -28,7 +28,7 @@ from perdure.errors import (
 from perdure.store.protocol import Done, Filter, Note
 from perdure.store.sql import load_migrations
 from perdure.store.sqlite import SqliteStore, connect, locks, schema, writer
-from perdure.store.sqlite.commit import QUERIES
+from perdure.store.sqlite.statements import QUERIES
 from perdure.testing.conformance.base import append, new_run, released, row
 
 MIGRATIONS = load_migrations(str(Path(schema.__file__).parent / "migrations"))

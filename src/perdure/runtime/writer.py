@@ -119,7 +119,7 @@ class Writer:
         if self.is_closed:
             self._refuse(jobs, StoreError("this Runtime was closed before that was written"))
             return []
-        self._jobs = jobs[WRITES_PER_COMMIT_MAX:]
+        self._jobs = jobs[WRITES_PER_COMMIT_MAX:] + self._jobs  # to ask a source may have led to more
         return jobs[:WRITES_PER_COMMIT_MAX]
 
     def _share(self, jobs: list[Job]) -> bool:
