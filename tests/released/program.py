@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import perdure
@@ -91,6 +93,12 @@ def adds(one: int, other: int) -> int:
     return one + other
 
 
+@step
+async def asks_model(question: str) -> str:
+    perdure.used(model="new", input_tokens=1_000, output_tokens=100)
+    return question.upper()
+
+
 # ── effects ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -151,6 +159,26 @@ async def prints(page: str) -> str:
 @prints.key
 def _(page: str) -> str:
     return page
+
+
+@effect(downstream=Idempotent(), relies_on=["model", decides])
+async def tells(text: str) -> str:
+    return f"told {text}"
+
+
+@tells.key
+def _(text: str) -> str:
+    return text
+
+
+@effect(downstream=Idempotent())
+async def signs(contract: str) -> Any:
+    return object()  # which cannot be recorded
+
+
+@signs.key
+def _(contract: str) -> str:
+    return contract
 
 
 @effect(transactional=True)
@@ -216,6 +244,33 @@ async def relies() -> str:
     cents = await decides()
     await perdure.receive("go")
     return await pays("relied", cents)
+
+
+@workflow
+async def relies_on_some(model: str) -> str:
+    text = await asks_model.with_premises({"model": model, "tools": ["search"]})("who")
+    await limits()
+    await decides()
+    await perdure.receive("go")
+    return await tells(text)
+
+
+@workflow
+async def signs_contract() -> str:
+    return str(await signs("lease"))
+
+
+@workflow(budget=Budget(cost="1"))
+async def buys() -> str:
+    return await asks_model("what") + await asks_model("when")
+
+
+async def asks_number() -> int:
+    number = await adds.call(1, 2)
+    return number + await perdure.receive("number", int)
+
+
+adopts = workflow(version=2, replays={1}, prompt_release="June", name="adopts")(asks_number)
 
 
 @workflow
@@ -314,8 +369,17 @@ async def gives_up() -> str:
 
 WORKFLOWS: list[Any] = [
     researches, trades, doubts, wonders, spends, relies, goes_back, charges_cards, agrees, reads, child, parent,
-    chapters, hosted, hosted_trip, fails, drops_child, gives_up,
+    chapters, hosted, hosted_trip, fails, drops_child, gives_up, relies_on_some, signs_contract, buys, adopts,
 ]  # fmt: skip
+
+PRICES = '''
+currency = "USD"
+[[price]]
+model = "new"
+as_of = 2026-11-01
+input = 1.00
+output = 2.00
+'''
 
 
 # ── what is recorded ────────────────────────────────────────────────────────────────────────
@@ -324,7 +388,29 @@ WORKFLOWS: list[Any] = [
 async def record(path: str) -> None:
     """Leave a store in which runs have ended, and others stand at every kind of place."""
     clock = FakeClock(STARTED)
-    async with Runtime(path, workflows=WORKFLOWS, clock=clock, lease=LEASE_SECONDS) as runtime, ticking(clock):
+    await begin_and_die(path, clock)
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as prices:
+        prices.write(PRICES)
+        prices.flush()
+        await record_all(path, clock, Path(prices.name))
+
+
+async def begin_and_die(path: str, clock: FakeClock) -> None:
+    """Runs of an older version, under which no model had a price; their worker dies."""
+    older = workflow(version=1, prompt_release="May", name="adopts")(asks_number)
+    async with Runtime(path, workflows=[older, buys], clock=clock, lease=LEASE_SECONDS) as runtime:
+        for run_id in ("adopted", "adopted on"):
+            await runtime.start(older.call(), id=run_id)
+        for run_id in ("buys", "bought"):
+            await runtime.start(buys.call(), id=run_id)
+        while {str(await (await runtime.get(run_id)).status()) for run_id in ("buys", "bought")} != {"blocked"}:
+            await asyncio.sleep(0.005)
+        await runtime._host.abandon()  # pyright: ignore[reportPrivateUsage]
+
+
+async def record_all(path: str, clock: FakeClock, prices: Path) -> None:
+    options: dict[str, Any] = {"clock": clock, "lease": LEASE_SECONDS, "prices": prices}
+    async with Runtime(path, workflows=WORKFLOWS, **options) as runtime, ticking(clock):
         await begin_all(runtime)
         await passed(runtime, clock, HOUR)
         await decide(runtime)
@@ -355,6 +441,8 @@ async def begin_all(runtime: Runtime) -> None:
         "fails": fails.call(), "gives up": gives_up.call(), "drops": drops_child.call(), "cards": charges_cards.call(),
         "agrees": agrees.call(), "agreed": agrees.call(), "reads": reads.call(), "read": reads.call(),
         "goes back": goes_back.call("g-1"), "went back": goes_back.call("g-2"), "resumed": researches.call("cocoa"),
+        "relies on some": relies_on_some.call("small"), "relied on some": relies_on_some.call("small"),
+        "signs": signs_contract.call(), "signed": signs_contract.call(),
     }  # fmt: skip
     for run_id, call in calls.items():
         await runtime.start(call, id=run_id, tags={"kind": run_id}, goal="to be kept", scope={"customer": "ada"})
@@ -398,11 +486,13 @@ async def decide(runtime: Runtime) -> None:
         (asked,) = await runtime.requests(run=await runtime.get(run_id), status="pending")
         for by in ("ann", "bob")[: 1 if run_id == "agrees" else 2]:
             await runtime.approve(asked.id, hash=asked.hash, by=by)
-    for run_id in ("hosted on", "travelled"):
+    await runtime.settle("signed", "succeeded", value="in ink", by="ann")
+    await (await runtime.get("bought")).unblock("retry", by="ann")
+    for run_id in ("hosted on", "travelled", "adopted on"):
         await (await runtime.get(run_id)).send("number", 7)
     for run_id in ("reads", "read"):
         await (await runtime.get(run_id)).send("number", "seven")
-    for run_id in ("finished", "relied"):
+    for run_id in ("finished", "relied", "relied on some"):
         await (await runtime.get(run_id)).send("go", by="ann")
     await runtime.drain()
     await (await runtime.get("answered")).unblock("value", value="this one", by="ann", reason="known")
@@ -431,6 +521,10 @@ async def say_page(runtime: Runtime, run: Any) -> None:
     await runtime.settle(run, "succeeded", value="printed", by="ann")
 
 
+async def say_it_is_signed(runtime: Runtime, run: Any) -> None:
+    await runtime.settle(run, "succeeded", value="in blue", by="ann")
+
+
 async def say_how_many(runtime: Runtime, run: Any) -> None:
     (asked,) = await runtime.requests(run=run, status="pending")
     await runtime.answer(asked.id, 4, hash=asked.hash, by="ann")
@@ -451,6 +545,10 @@ async def raise_it(runtime: Runtime, run: Any) -> None:
     await runtime.raise_budget(run, tokens=1_000, by="ann")
 
 
+async def unblock(runtime: Runtime, run: Any) -> None:
+    await run.unblock("retry", by="ann")
+
+
 async def resume(runtime: Runtime, run: Any) -> None:
     await run.resume()
     await run.send("go")
@@ -468,6 +566,8 @@ GOES_ON: dict[str, tuple[Act, Any]] = {
     "spends": (raise_it, "thoughtthought"), "relies": (say_go, "paid 41"), "parent": (to_child, 8),
     "chapters": (say_go, 2), "hosted": (say_number, 10), "trip": (say_number, "saga: undone: charges 'trip'"),
     "agrees": (agree, 3), "reads": (give_number, 7), "goes back": (say_number, "27"), "resumed": (say_go, 8),
+    "relies on some": (say_go, "told WHO"), "signs": (say_it_is_signed, "in blue"), "adopted": (say_number, 10),
+    "buys": (unblock, "WHATWHEN"),
 }  # fmt: skip
 """Of each run that has not ended: what people do, and what comes of it then."""
 
@@ -475,7 +575,8 @@ ENDED: dict[str, Any] = {
     "finished": 8, "trades on": "paid 200", "settled": "printed", "answered": "3 and this one",
     "raised": "thoughtthought", "relied": "paid 41", "gives up": "nobody came", "hosted on": 10,
     "travelled": "saga: undone: charges 'trip'", "drops": "it took too long", "cards": "charged, and declined",
-    "agreed": 3, "read": 7, "went back": "27",
+    "agreed": 3, "read": 7, "went back": "27", "relied on some": "told WHO", "signed": "in ink", "adopted on": 10,
+    "bought": "WHATWHEN",
 }  # fmt: skip
 """What became of those that have ended well."""
 
@@ -485,7 +586,10 @@ async def go_on(path: str, at: datetime) -> dict[str, Any]:
     WORLD["limit"] = 2
     clock = FakeClock(at)
     results: dict[str, Any] = {}
-    async with Runtime(path, workflows=WORKFLOWS, clock=clock, lease=LEASE_SECONDS) as runtime, ticking(clock):
+    prices = Path(path).with_name("prices.toml")
+    prices.write_text(PRICES, encoding="utf-8")
+    options: dict[str, Any] = {"clock": clock, "lease": LEASE_SECONDS, "prices": prices}
+    async with Runtime(path, workflows=WORKFLOWS, **options) as runtime, ticking(clock):
         await passed(runtime, clock, 60)
         for run_id, (act, _) in GOES_ON.items():
             run = await runtime.get(run_id)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -69,11 +71,31 @@ def test_what_a_released_version_wrote_goes_on(version: Path, tmp_path: Path) ->
 
 def test_what_this_version_would_write_goes_on(tmp_path: Path) -> None:
     """Where the program has grown since the last version, so that the next one can be written."""
-    texts = [(version / PROGRAM).read_text(encoding="utf-8") for version in VERSIONS]
-    if (HERE / "program.py").read_text(encoding="utf-8") in texts:
+    if is_kept():
         return
     write(tmp_path / "next")
     check(tmp_path / "next")
+    assert kinds(tmp_path / "next" / STORE) == KINDS, "add to tests/released/program.py what is missing"
+
+
+def is_kept() -> bool:
+    """Whether today's program is that of some version."""
+    texts = [(version / PROGRAM).read_text(encoding="utf-8") for version in VERSIONS]
+    return (HERE / "program.py").read_text(encoding="utf-8") in texts
+
+
+KINDS = {str(kind.__struct_config__.tag) for kind in get_args(e.AnyEvent)}
+
+
+def test_every_kind_of_event_is_kept() -> None:
+    """Of a new one a run is recorded before the next version is written; until then it is by the test above."""
+    if is_kept():
+        assert kinds(VERSIONS[-1] / STORE) == KINDS, "add to tests/released/program.py what is missing"
+
+
+def kinds(path: Path) -> set[str]:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
+        return {kind for (kind,) in store.execute("SELECT DISTINCT kind FROM events")}
 
 
 # ── kinds that no version writes any more ───────────────────────────────────────────────────
