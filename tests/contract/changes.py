@@ -36,7 +36,54 @@ def _(claim: str, amount: int) -> str:
 async def notify(claim: str) -> None:
     pass
 
-@workflow(OPTIONS)
+@workflow
+async def ship(claim: str) -> str:
+    return await perdure.receive("shipped", str)
+
+@step(retry=perdure.Retry(first_delay=3_600, max_delay=3_600))
+async def weigh(claim: str) -> int:
+    if perdure.attempt().number == 1:
+        raise perdure.Retryable("the scales are busy")
+    return 3
+
+@step
+def ask_carrier(claim: str) -> str:
+    return claim
+
+def crew(claim: str) -> str:
+    return ask_carrier(claim) + perdure.sync.receive("picked up", str)
+
+@effect(downstream=perdure.NoGuarantee())
+async def print_label(claim: str) -> str:
+    raise perdure.InDoubt("the printer is silent")
+
+@print_label.key
+def _(claim: str) -> str:
+    return claim
+
+@step(uses=perdure.Usage(tokens=20))
+async def summarise(claim: str) -> str:
+    return claim
+
+WORLD = {"policy": 1}
+
+@step
+async def decide(claim: str) -> int:
+    return WORLD["policy"]
+
+@decide.premise("policy")
+async def _(claim: str) -> int:
+    return WORLD["policy"]
+
+@effect(downstream=perdure.Idempotent())
+async def book(claim: str, cents: int) -> str:
+    return "booked"
+
+@book.key
+def _(claim: str, cents: int) -> str:
+    return f"{claim} {cents}"
+
+@workflow(budget=perdure.Budget(tokens=10), OPTIONS)
 async def agent(claim: str) -> str:
     the_plan = await plan(claim)
     facts = await lookup(claim)
@@ -45,15 +92,35 @@ async def agent(claim: str) -> str:
     await perdure.sleep(days=2)
     await notify(claim)
     await perdure.receive("closed")
+    await perdure.ask("how many?", type=int, by={"ann"})
+    await ship(claim)
+    await weigh(claim)
+    await perdure.section("crew").run(crew, claim)
+    await print_label(claim)
+    await summarise(claim)
+    cents = await decide(claim)
+    await book(claim, cents)
+    await perdure.receive("go")
+    await book(claim, cents + 10)
+    await perdure.receive("archived")
     return receipt
 """
-"""The workflow that is changed: planner, lookup, approval, payment, notify."""
+"""The workflow that is changed: planner, lookup, approval, payment, notify; and then it comes to stand at places of
+every other kind."""
 
 PLACES: Sequence[str] = (
     "not begun", "waits for a message", "waits at the approval", "sleeps after the payment", "waits at the end",
 )  # fmt: skip
 
-LETTERS = {"R": "replays", "P": "needs patch", "B": "breaks"}
+LATER: Sequence[str] = (
+    "waits for an answer", "waits for a child", "waits for its next attempt", "waits in hosted code",
+    "waits for word about an effect", "waits for a budget", "has gone back, and owes an effect",
+)  # fmt: skip
+"""Behind all that the edits below touch: there becomes of a run what becomes of one that waits at the end."""
+
+HOSTED = len(PLACES) + LATER.index("waits in hosted code")
+
+LETTERS = {"R": "replays", "P": "needs patch", "B": "breaks", "N": "not checked"}
 
 
 class Edit(NamedTuple):
@@ -135,6 +202,76 @@ EDITS: Sequence[Edit] = (
 )  # fmt: skip
 
 
+ASK = '    await perdure.ask("how many?", type=int, by={"ann"})\n'
+SHIP, WEIGH = "    await ship(claim)\n", "    await weigh(claim)\n"
+CREW = '    await perdure.section("crew").run(crew, claim)\n'
+LABEL, SUMMARISE = "    await print_label(claim)\n", "    await summarise(claim)\n"
+DECIDE, BOOK = "    cents = await decide(claim)\n", "    await book(claim, cents)\n"
+
+OF_THE_CALL: dict[str, Sequence[Edit]] = {
+    "waits at the approval": (
+        Edit("removed", "P", [(APPROVAL, '    receipt = ""\n')]),
+        Edit("made without approval", "P", [(APPROVAL, "    receipt = await pay(claim, 10)\n")]),
+        Edit("others may approve", "B", [(APPROVAL, APPROVAL.replace("ann", "bob"))]),
+        Edit("another call before it", "P", [(APPROVAL, RISK + APPROVAL)]),
+    ),
+    "sleeps after the payment": (
+        Edit("removed", "P", [("    await perdure.sleep(days=2)\n", "")]),
+        Edit("swapped", "P", [("perdure.sleep(days=2)", "check_risk(claim)")]),
+    ),
+    "waits at the end": (
+        Edit("removed", "P", [(CLOSED, "")]),
+        Edit("another message", "P", [('"closed"', '"done"')]),
+    ),
+    "waits for an answer": (
+        Edit("removed", "P", [(ASK, "")]),
+        Edit("another question", "B", [("how many?", "how much?")]),
+        Edit("another type", "B", [("type=int", "type=str")]),
+        Edit("another call before it", "P", [(ASK, RISK + ASK)]),
+    ),
+    "waits for a child": (
+        Edit("removed", "P", [(SHIP, "")]),
+        Edit("other arguments", "B", [("ship(claim)\n", "ship(claim + '!')\n")]),
+        Edit("made a step", "P", [("@workflow\nasync def ship", "@step\nasync def ship")]),
+        Edit("its own code", "R", [('return await perdure.receive("shipped", str)', 'return "shipped"')]),
+    ),
+    "waits for its next attempt": (
+        Edit("removed", "P", [(WEIGH, "")]),
+        Edit("other arguments", "B", [("weigh(claim)\n", "weigh(claim + '!')\n")]),
+        Edit("other attempts", "R", [("retry=perdure.Retry(first_delay=3_600, max_delay=3_600)", "")]),
+        Edit("another body", "R", [('raise perdure.Retryable("the scales are busy")', "return 4")]),
+    ),
+    "waits in hosted code": (
+        Edit("removed", "P", [(CREW, "")]),
+        Edit("another name", "P", [('section("crew")', 'section("others")')]),
+        Edit("other calls in it", "N", [("ask_carrier(claim) +", "ask_carrier(claim + '!') +")]),
+    ),
+    "waits for word about an effect": (
+        Edit("removed", "P", [(LABEL, "")]),
+        Edit("other arguments", "B", [("print_label(claim)\n", "print_label(claim + '!')\n")]),
+        Edit("another promise", "R", [("NoGuarantee()", "Idempotent()")]),
+    ),
+    "waits for a budget": (
+        Edit("removed", "P", [(SUMMARISE, "")]),
+        Edit("another estimate", "R", [("tokens=20", "tokens=5")]),
+        Edit("another budget", "R", [("Budget(tokens=10)", "Budget(tokens=100)")]),
+    ),
+    "has gone back, and owes an effect": (
+        Edit("the decision removed", "P", [(DECIDE, "    cents = 2\n")]),
+        Edit("the decision without premises", "R", [('@decide.premise("policy")\n', "")]),
+        Edit("the owed effect removed", "P", [(BOOK, "")]),
+        Edit("the owed effect for another amount", "B", [("book(claim, cents)\n", "book(claim, cents + 1)\n")]),
+    ),
+}
+"""Edits of the very call at which a run stands, and what becomes of it."""
+
+
+def everywhere(verdicts: str) -> str:
+    """The letters at all places. Hosted code that could go on is not looked at."""
+    letters = verdicts + verdicts[-1] * len(LATER)
+    return letters[:HOSTED] + letters[HOSTED].replace("R", "N") + letters[HOSTED + 1 :]
+
+
 def source(edit: Edit, *, is_after: bool) -> str:
     """The workflow before the edit, or after it."""
     text = BEFORE
@@ -144,6 +281,11 @@ def source(edit: Edit, *, is_after: bool) -> str:
         text = text.replace(before, after)
     options = edit.now if is_after else edit.then
     return text.replace("OPTIONS", {"PYTHON": "", "FRAMEWORK": 'frameworks=["msgspec"]'}.get(options, options))
+
+
+def rows_of_the_call() -> list[tuple[str, ...]]:
+    """For the page: the place, the change of the call at which a run stands there, and what becomes of it."""
+    return [(place, edit.name, LETTERS[edit.verdicts]) for place, edits in OF_THE_CALL.items() for edit in edits]
 
 
 def rows() -> list[tuple[str, ...]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from tests.contract.changes import PLACES
+from tests.contract.changes import LATER, PLACES, rows_of_the_call
 from tests.contract.changes import rows as rows_of_changes
 from tests.docs.conftest import PAGES, ROOT
 from tests.docs.defaults import DEFAULTS
@@ -196,11 +196,23 @@ def _choices(reason: str) -> str:
 # ── the replay contract ─────────────────────────────────────────────────────────────────────
 
 
+GOES_ON = {"replays": "goes on", "needs patch": "guard", "breaks": "parks", "not checked": "not checked"}
+
+
 def changed() -> str:
     """Held against `perdure code check` and against workers, case by case, in tests/contract/test_changes.py."""
-    words = {"replays": "goes on", "needs patch": "guard", "breaks": "parks"}
-    rows = [(row[0], *(words[each] for each in row[1:-1]), row[-1]) for row in rows_of_changes()]
+    rows = [(row[0], *(GOES_ON[each] for each in row[1:-1]), row[-1]) for row in rows_of_changes()]
     return table(("change", *(f"run {place}" for place in PLACES), "instead"), rows)
+
+
+def changed_there() -> str:
+    """Held against the same, of the very call at which the run stands."""
+    rows = [(place, change, GOES_ON[becomes]) for place, change, becomes in rows_of_the_call()]
+    return table(("run", "that call", "what becomes of it"), rows)
+
+
+def later_places() -> str:
+    return "\n".join(f"- {place}" for place in LATER) + "\n"
 
 
 def contract() -> str:
@@ -432,6 +444,8 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "effect_states": effect_states,
     "reasons": reasons,
     "changes": changed,
+    "changes_there": changed_there,
+    "later_places": later_places,
     "contract": contract,
     "ranks": ranks,
     "failures": failures,
