@@ -1,5 +1,7 @@
 """Random programs, whose decisions rest on facts that change at random, with crashes: what holds whatever happens.
 
+A program is workflow code, or hosted: a coroutine in a section, or a function in one that has threads.
+
 The model knows nothing of how a run goes back. It looks at what stands outside, at what the program returned, and at
 the history, and asks: was everything that was started read in time; is everything that was done either part of the
 result or taken back; was anything paid for twice?
@@ -8,8 +10,10 @@ result or taken back; was anything paid for twice?
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import threading
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -35,18 +39,29 @@ UNDONE: set[str] = set()
 STOOD: set[str] = set()
 """What a person has said of: it stands."""
 
+Key = tuple[str, int]
 Op = tuple[str, int, int]
 """What to do, which one of its kind it is, and the decision that it goes by."""
 
 
 @step
-async def decide(fact: int, number: int) -> int:
-    return WORLD[fact]
+async def decide(number: int) -> int:
+    return WORLD[0]
 
 
-@decide.premise("fact")
-async def _(fact: int, number: int) -> int:
-    return WORLD[fact]
+@decide.premise("first")
+async def _(number: int) -> int:
+    return WORLD[0]
+
+
+@step
+async def decide_other(number: int) -> int:
+    return WORLD[1]
+
+
+@decide_other.premise("second")
+async def _(number: int) -> int:
+    return WORLD[1]
 
 
 @step
@@ -70,15 +85,36 @@ async def _(done: str, number: int, value: int) -> None:
     UNDONE.add(done)
 
 
-@workflow
-async def program(ops: list[tuple[str, int, int]]) -> list[tuple[int, int, str]]:
+@effect(downstream=Idempotent(), relies_on=[decide])
+async def act_alone(number: int, value: int) -> str:
+    DONE[perdure.operation().id] = (number, value)
+    return perdure.operation().id
+
+
+@act_alone.key
+def _(number: int, value: int) -> str:
+    return f"{number}:{value}"
+
+
+@act_alone.undo
+async def _(done: str, number: int, value: int) -> None:
+    UNDONE.add(done)
+
+
+Results = list[tuple[int, int, str]]
+"""What was done: which act, with which value, under which operation."""
+
+
+async def follow(ops: list[Op]) -> Results:
     decided = [0] * FACTS
-    results: list[tuple[int, int, str]] = []
+    results: Results = []
     for kind, number, fact in ops:
         value = decided[fact]
         match kind:
             case "decide":
-                decided[fact] = await decide(fact, number)
+                decided[fact] = await (decide, decide_other)[fact](number)
+            case "alone":
+                results.append((number, decided[0], await act_alone(number, decided[0])))
             case "think":
                 await think(number, value)
             case "act":
@@ -96,7 +132,59 @@ async def program(ops: list[tuple[str, int, int]]) -> list[tuple[int, int, str]]
     return results
 
 
-KINDS = ["decide", "think", "act", "both", "approved", "sleep", "wait"]
+def follow_in_threads(ops: list[Op]) -> Results:
+    """The same, by plain calls; what is done at once is done in two threads."""
+    decided = [0] * FACTS
+    results: Results = []
+    wait = perdure.sync.wait
+    for kind, number, fact in ops:
+        value = decided[fact]
+        match kind:
+            case "decide":
+                decided[fact] = wait((decide, decide_other)[fact].call(number))
+            case "alone":
+                results.append((number, decided[0], wait(act_alone.call(number, decided[0]))))
+            case "think":
+                wait(think.call(number, value))
+            case "act":
+                results.append((number, value, wait(act.call(number, value))))
+            case "both":
+                thinks = beside(think, number, value)
+                results.append((number, value, wait(act.call(number, value))))
+                thinks.join()
+            case "approved":
+                results.append((number, value, perdure.sync.with_approval(act.call(number, value), by="ann")))
+            case "sleep":
+                perdure.sync.sleep(30)
+            case _:
+                perdure.sync.receive("go")
+    return results
+
+
+def beside(what: Any, *args: Any) -> threading.Thread:
+    def in_lane() -> None:
+        with perdure.lane("beside"):
+            perdure.sync.wait(what.call(*args))
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(in_lane,))
+    thread.start()
+    return thread
+
+
+Where = Literal["loop", "coroutine", "threads"]
+
+
+@workflow
+async def program(ops: list[tuple[str, int, int]], where: Where) -> Results:
+    if where == "loop":
+        return await follow(ops)
+    hosted: Any = follow if where == "coroutine" else follow_in_threads
+    results: Results = await perdure.section("hosted").run(hosted, ops)
+    return results
+
+
+PLACES: list[Where] = ["loop", "coroutine", "threads"]
+KINDS = ["decide", "think", "act", "alone", "both", "approved", "sleep", "wait"]
 OPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, FACTS - 1)), min_size=2, max_size=8)
 CHANGES = st.lists(st.tuples(st.integers(0, FACTS - 1), st.integers(0, VALUES - 1)), max_size=4)
 WHEN: list[When] = ["before", "after"]
@@ -104,29 +192,33 @@ SAID = st.lists(st.sampled_from(["undo", "stands", ""]), max_size=3)
 CRASHES = st.lists(st.tuples(st.integers(1, 25), st.sampled_from(WHEN)), max_size=2)
 
 
-@example(ops=[("think", 0), ("approved", 0)], changes=[(0, 0), (0, 1)], said=[], crashes=[])  # back to what it was
-@given(ops=OPS, changes=CHANGES, said=SAID, crashes=CRASHES)
+@example(where="loop", ops=[("think", 0), ("approved", 0)], changes=[(0, 0), (0, 1)], said=[], crashes=[])  # and back
+@given(where=st.sampled_from(PLACES), ops=OPS, changes=CHANGES, said=SAID, crashes=CRASHES)
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 def test_whatever_changes_and_whatever_dies(
-    ops: list[tuple[str, int]], changes: list[tuple[int, int]], said: list[str], crashes: list[tuple[int, When]]
+    where: Where,
+    ops: list[tuple[str, int]],
+    changes: list[tuple[int, int]],
+    said: list[str],
+    crashes: list[tuple[int, When]],
 ) -> None:
     WORLD[:] = [0] * FACTS
     for each in (DONE, UNDONE, STOOD):
         each.clear()
-    program_ops = [("decide", 100, 0), *((kind, n, fact) for n, (kind, fact) in enumerate(ops))]
-    run_async(main(program_ops, changes, said, crashes))
+    numbered = [("decide", 100, 0), *((kind, n, fact) for n, (kind, fact) in enumerate(ops))]
+    run_async(main(program.call(numbered, where), changes, said, crashes))
 
 
 async def main(
-    ops: list[Op], changes: list[tuple[int, int]], said: list[str], crashes: list[tuple[int, When]]
+    call: Any, changes: list[tuple[int, int]], said: list[str], crashes: list[tuple[int, When]]
 ) -> None:
     clock, left, to_say = FakeClock(), list(changes), list(said)
     inner = MemoryStore(clock)
 
-    async def scenario(runtime: RuntimeUnderTest) -> list[tuple[int, int, str]]:
-        return await goes_on(runtime, ops, left, to_say)
+    async def scenario(runtime: RuntimeUnderTest) -> Results:
+        return await goes_on(runtime, program.call(*call.args), left, to_say)
 
     outcome = None
     for crash in [*crashes, None]:
@@ -135,7 +227,7 @@ async def main(
         store = CrashingStore(inner.again(), fail_at=fail_at, when=when, how=death.come)
         with QuietAboutCrashes():
             runtime = RuntimeUnderTest(store, clock=clock, workflows=[program])
-            outcome = await Mortal[list[tuple[int, int, str]]](runtime, death).live(scenario)
+            outcome = await Mortal[Results](runtime, death).live(scenario)
         if not death.has_come:
             break
     assert isinstance(outcome, Outcome)
@@ -152,15 +244,15 @@ async def main(
 
 
 async def goes_on(
-    runtime: RuntimeUnderTest, ops: list[Op], changes: list[tuple[int, int]], said: list[str]
-) -> list[tuple[int, int, str]]:
+    runtime: RuntimeUnderTest, call: Any, changes: list[tuple[int, int]], said: list[str]
+) -> Results:
     """What people and the world do: a fact changes, a minute passes, a message comes, what is asked is approved, and
     something is said of what is owed."""
-    run = await runtime.start(program.call(list(ops)), id="r")
+    run = await runtime.start(call, id="r")
     for _ in range(60):
         await runtime.run_dry()
         if (await run.status()).is_final:
-            result: list[tuple[int, int, str]] = await run.result()
+            result: Results = await run.result()
             return result
         if changes:
             fact, value = changes.pop()
@@ -184,7 +276,7 @@ async def say(runtime: RuntimeUnderTest, it: Any, what: str) -> None:
         await runtime.answer(it.id, what, hash=it.hash, by="ann")
 
 
-def assert_all_is_accounted_for(result: list[tuple[int, int, str]]) -> None:
+def assert_all_is_accounted_for(result: Results) -> None:
     """What was done is part of the result, or taken back, or stands since a person said so; nothing of the result is
     taken back."""
     wanted = {done: (number, value) for number, value, done in result}
@@ -196,24 +288,31 @@ def assert_all_is_accounted_for(result: list[tuple[int, int, str]]) -> None:
 
 
 def assert_read_in_time(events: list[tuple[e.Event, int, int]]) -> None:
-    """Whatever a start of an effect rests on was read a few seconds before at most; the start names the last check."""
-    read: dict[tuple[str, int], tuple[int, int]] = {}
+    """Whatever a start of an effect relies on was read a few seconds before at most; the start names the last check."""
+    read: dict[Key, tuple[int, int]] = {}
+    step_of: dict[Key, str] = {}
     checks = 0
     sent: set[str] = set()
     for event, at, seq in events:
         match event:
             case e.PremisesRead():
                 read[event.key] = (event.read_at, read.get(event.key, (0, seq))[1] if event.renews else seq)
-            case e.PremisesChecked():
+                step_of[event.key] = event.name
+            case e.PremisesChecked(relies_on=on):
                 assert event.number == checks + 1
                 checks = event.number
-                read = {key: (max(read_at, event.read_at), since) for key, (read_at, since) in read.items()}
+                for key, (read_at, since) in read.items():
+                    if on is None or step_of[key] in on:
+                        read[key] = (max(read_at, event.read_at), since)
             case e.Rewound():
                 read = {key: (read_at, since) for key, (read_at, since) in read.items() if since < event.to}
             case e.EffectStarted():
                 assert event.check == checks
                 if event.operation not in sent and not event.name.endswith(".undo"):
-                    assert all(at - read_at <= 5 * SECOND for read_at, _ in read.values()), (seq, at, read)
+                    on = event.relies_on
+                    assert on == (("decide",) if event.name == "act_alone" else None)
+                    relied = [read_at for key, (read_at, _) in read.items() if on is None or step_of[key] in on]
+                    assert all(at - read_at <= 5 * SECOND for read_at in relied), (seq, at, read)
                 sent.add(event.operation)
             case e.EffectNotDone():
                 sent.discard(event.operation)
@@ -223,7 +322,5 @@ def assert_read_in_time(events: list[tuple[e.Event, int, int]]) -> None:
 
 def assert_paid_once(events: list[tuple[e.Event, int, int]]) -> None:
     """No result that rests on nothing was recorded twice for one call and the same arguments."""
-    made = Counter(
-        (event.key, event.output) for event, _, _ in events if type(event) is e.StepCompleted and event.name == "think"
-    )
+    made = Counter(event.output for event, _, _ in events if type(event) is e.StepCompleted and event.name == "think")
     assert not [each for each, times in made.items() if times > 1]
