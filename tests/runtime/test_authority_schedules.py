@@ -1,8 +1,8 @@
-"""Random interleavings of decisions, roles that come and go, reminders, escalations, time and crashes, against a model.
+"""Random interleavings of decisions, roles that come and go, reminders, pauses, time and crashes, against a model.
 
 The model knows who has which role when, what was sent and when somebody executed the run; it knows nothing of states,
-histories or stores. Nothing is paid for without enough persons who may approve it at that moment; no decision is lost;
-people are told once more exactly when nobody has decided.
+histories or stores. Nothing is paid for, by an effect or a step, without enough persons who may approve it at that
+moment; no decision is lost; people are told once more exactly when nobody has decided.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.runtime.hosting import run_async
 
 import perdure
-from perdure import ApprovalExpired, Client, DecisionRefused, Idempotent, Rejected, effect, workflow
+from perdure import ApprovalExpired, Client, DecisionRefused, Idempotent, Rejected, effect, step, workflow
 from perdure.store.memory import MemoryStore
 from perdure.testing.clock import FakeClock
 from perdure.testing.runtime import RuntimeUnderTest
@@ -29,6 +29,7 @@ SENT: list[str] = []
 class Item:
     """One thing that is asked for. Seconds; 0: never."""
 
+    is_effect: bool = True
     quorum: int = 1
     within: int = 0
     remind: int = 0
@@ -44,6 +45,12 @@ async def pay(order: str) -> str:
 pay.key(lambda order: order)
 
 
+@step
+async def note(order: str) -> str:
+    SENT.append(order)
+    return "noted"
+
+
 @workflow
 async def gates(items: list[Item]) -> list[str]:
     return list(await asyncio.gather(*(one(f"o-{n}", item) for n, item in enumerate(items))))
@@ -51,8 +58,9 @@ async def gates(items: list[Item]) -> list[str]:
 
 async def one(order: str, item: Item) -> str:
     try:
+        call: Any = pay.call(order) if item.is_effect else note.call(order)
         return await perdure.with_approval(
-            pay.call(order), by={"ann", "boss"}, quorum=item.quorum, within=item.within or None,
+            call, by={"ann", "boss"}, quorum=item.quorum, within=item.within or None,
             remind_after=item.remind or None, escalate_after=item.escalate or None,
             escalate_to={"cy"} if item.escalate else (),
         )  # fmt: skip
@@ -74,13 +82,15 @@ class Letter(NamedTuple):
 
 @dataclass
 class Told:
-    """What is known of one item. `votes` counted; `mailbox` was sent, and nobody has read it."""
+    """What is known of one item. `votes` counted; `mailbox` was sent, and nobody has read it. `is_granted`: enough have
+    approved, and it did not begin so far."""
 
     item: Item
     began: int
     votes: list[Letter] = field(default_factory=list[Letter])
     mailbox: list[Letter] = field(default_factory=list[Letter])
     fate: str = ""
+    is_granted: bool = False
     reminded: list[str] = field(default_factory=list[str])
 
     def is_over(self, now: int) -> bool:
@@ -88,7 +98,7 @@ class Told:
 
     def counts(self, votes: list[Letter], sent: Letter) -> bool:
         """Whether it counts after these votes, whoever has which role."""
-        if self.fate or self.is_over(sent.at) or is_decided(votes, self.item.quorum):
+        if self.fate or self.is_granted or self.is_over(sent.at) or is_decided(votes, self.item.quorum):
             return False
         escalated = bool(self.item.escalate) and sent.at >= self.began + self.item.escalate * SECOND
         named = {"ann", "boss", "cy"} if escalated else {"ann", "boss"}
@@ -103,6 +113,11 @@ def is_decided(votes: list[Letter], quorum: int) -> bool:
 class Model:
     roles: dict[str, set[str]]
     told: list[Told]
+    is_paused: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return all(it.fate for it in self.told)
 
     def may(self, sent: Letter) -> bool:
         held = self.roles.get(sent.by)
@@ -121,18 +136,25 @@ class Model:
                 heard.append(letter)
         return for_store and it.counts(heard, sent) and self.may(sent)
 
-    def see(self, now: int) -> None:
-        """Somebody executes the run."""
-        for it in self.told:
+    def see(self, now: int, *, pauses: bool = False) -> None:
+        """Somebody executes the run. `pauses`: what is decided is heard together with that the run is to be paused."""
+        for it in () if self.is_paused else self.told:
             letters, it.mailbox = it.mailbox, []
             for letter in letters:
-                self.take(it, letter, now)
-            if not it.fate:
+                self.take(it, letter)
+            if it.is_granted and not it.fate and not pauses:
+                self.begin(it, now)
+            if not (it.fate or it.is_granted or pauses):
                 self.tell(it, now)
-            if not it.fate and it.is_over(now):
+            if not (it.fate or it.is_granted) and it.is_over(now):
                 it.fate = "expired"
+        self.is_paused |= pauses
 
-    def take(self, it: Told, sent: Letter, now: int) -> None:
+    def begin(self, it: Told, now: int) -> None:
+        holds = sum(map(self.may, it.votes)) >= it.item.quorum and not it.is_over(now)
+        it.fate = "paid" if holds else "expired"
+
+    def take(self, it: Told, sent: Letter) -> None:
         if not self.may(sent) or not it.counts(it.votes, sent):
             return
         if sent.choice == "reject":
@@ -141,8 +163,7 @@ class Model:
         if len(it.votes) + 1 >= it.item.quorum:
             it.votes = [vote for vote in it.votes if self.may(vote)]
         it.votes.append(sent)
-        if len(it.votes) >= it.item.quorum:
-            it.fate = "expired" if it.is_over(now) else "paid"
+        it.is_granted = len(it.votes) >= it.item.quorum
 
     def tell(self, it: Told, now: int) -> None:
         for what, after in (("reminder", it.item.remind), ("escalation", it.item.escalate)):
@@ -154,8 +175,8 @@ class Model:
 
 ITEMS = st.lists(
     st.builds(
-        Item, quorum=st.integers(1, 2), within=st.sampled_from([0, 0, 10]), remind=st.sampled_from([0, 2, 5]),
-        escalate=st.sampled_from([0, 3, 6]),
+        Item, is_effect=st.booleans(), quorum=st.integers(1, 2), within=st.sampled_from([0, 0, 10]),
+        remind=st.sampled_from([0, 2, 5]), escalate=st.sampled_from([0, 3, 6]),
     ),
     min_size=1, max_size=2,
 )  # fmt: skip
@@ -167,8 +188,19 @@ DECISION = st.tuples(st.just("decide"), st.integers(0, 1), WHO, CHOICE, st.boole
 RACE = st.tuples(st.just("race"), st.integers(0, 1), WHO, WHO, CHOICE, CHOICE)
 PASSING = st.tuples(st.just("pass"), st.sampled_from([1, 2, 3, 5]))
 ROLE = st.tuples(st.just("role"), st.sampled_from(["ann", "bo", "cy"]), st.booleans())
-LIFE = st.tuples(st.sampled_from(["crash", "leave", "enter", "evict"]))
-ACTIONS = st.lists(st.one_of(DECISION, DECISION, RACE, PASSING, ROLE, ROLE, LIFE), max_size=20)
+LIFE = st.tuples(st.sampled_from(["crash", "leave", "enter", "evict", "resume"]))
+PAUSE = st.tuples(st.just("pause"), st.integers(0, 1), WHO)
+
+
+@st.composite
+def held(draw: st.DrawFn) -> tuple[Any, ...]:
+    """Paused between a decision and what is to begin by it; the role may be gone by then, or the time over."""
+    who = draw(st.sampled_from([("ann", ""), ("bo", "boss")]))
+    pause = ("pause", draw(st.integers(0, 1)), who)
+    return "several", (pause, ("role", who[0], draw(st.booleans())), draw(PASSING), ("resume",))
+
+
+ACTIONS = st.lists(st.one_of(DECISION, DECISION, RACE, PASSING, ROLE, ROLE, LIFE, PAUSE, held()), max_size=20)
 ROLES = {"ann": set[str](), "bo": {"boss"}, "cy": set[str]()}
 
 
@@ -186,28 +218,28 @@ class World:
     def roles_of(self, person: str) -> set[str] | None:
         return self.model.roles.get(person)
 
-    async def enter(self) -> None:
+    async def enter(self, *, pauses: bool = False) -> None:
         if self.runtime is None:
             self.runtime = await RuntimeUnderTest(
                 self.store.again(), clock=self.clock, workflows=[gates], replays=False, authority=self.roles_of
             ).__aenter__()
-        await self.settle()
+        await self.settle(pauses=pauses)
 
     async def leave(self, how: str) -> None:
         if self.runtime is not None:
             await (self.runtime.die() if how == "crash" else self.runtime.__aexit__(None, None, None))
         self.runtime = None
 
-    async def settle(self) -> None:
+    async def settle(self, *, pauses: bool = False) -> None:
         if self.runtime is not None:
             await self.runtime.advance(0.2)  # letters from elsewhere are seen when the store is looked at
             self.runtime._host.kick()  # pyright: ignore[reportPrivateUsage]
             await self.runtime.run_dry()
-            self.model.see(self.clock.now())
+            self.model.see(self.clock.now(), pauses=pauses)
 
     async def send(self, n: int, sent: Letter, knows: bool) -> bool:
         client = self.knowing if knows else self.plain
-        (it,) = [row for row in await client.requests(run="r") if row.key == f"o-{n}"]
+        (it,) = [row for row in await client.requests(run="r") if row.arguments["order"] == f"o-{n}"]
         decide: Any = client.approve if sent.choice == "approve" else client.reject
         try:
             await decide(it.id, hash=it.hash, by=sent.by, role=sent.role)
@@ -236,6 +268,13 @@ class World:
                 self.model.roles[person] = {"boss"} if has else set()
                 if not has and person == "ann":
                     del self.model.roles[person]
+            case "several", actions:
+                for each in actions:
+                    await self.act(each)
+            case "pause", n, (by, role) if n < len(self.items):
+                await self.pause(n, Letter(by, role, "approve", now))
+            case "resume",:
+                await self.resume()
             case ("crash" | "leave") as how,:
                 await self.leave(how)
             case "enter",:
@@ -246,6 +285,24 @@ class World:
             case _:
                 pass
         await self.settle()
+
+    async def pause(self, n: int, sent: Letter) -> None:
+        """A decision and a pause have come when somebody executes the run again."""
+        await self.leave("leave")
+        if self.model.is_paused:
+            return
+        if self.model.accepts(n, sent, knows=False):
+            self.model.told[n].mailbox.append(sent)
+        await self.send(n, sent, knows=False)
+        await (await self.plain.get("r")).pause()
+        await self.enter(pauses=True)
+
+    async def resume(self) -> None:
+        if self.runtime is not None and self.model.is_paused and not self.model.is_over:
+            await (await self.runtime.get("r")).resume()
+            await self.runtime.run_dry()
+            self.model.is_paused = False
+            self.model.see(self.clock.now())
 
     async def race(self, n: int, first: Letter, second: Letter) -> None:
         """Two decide at once, while nobody executes the run: what they are told is what they would be one after the
@@ -287,11 +344,13 @@ async def play(world: World, actions: list[tuple[Any, ...]]) -> None:
     began = world.clock.now()
     world.model.told = [Told(item, began) for item in world.items]
     for action in actions:
-        if all(it.fate for it in world.model.told):
+        if world.model.is_over:
             break
         await world.act(action)
     await world.enter()
-    rows = {row.key: row for row in await world.plain.requests(run="r")}
+    await world.resume()
+    await world.settle()
+    rows = {row.arguments["order"]: row for row in await world.plain.requests(run="r")}
     for n, it in enumerate(world.model.told):
         states = {"paid": {"used"}, "expired": {"expired", "lapsed"}, "": {"pending"}}
         assert rows[f"o-{n}"].status in states.get(it.fate, {"rejected"}), (n, it)

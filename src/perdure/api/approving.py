@@ -104,7 +104,7 @@ async def _approved(asked: Asked, code: Asks) -> Any:
         while asked.facts and asked.request.recheck:
             found = await _read(asked, code)
             if found != facts:
-                code.spend(grant, asked.name, lapsed=True)
+                code.lapse(grant.id, asked.name)
                 facts = found
                 break
             with contextlib.suppress(CheckTooOld):
@@ -156,8 +156,8 @@ class Asks(Protocol):
         """Make the call that was approved, under its approval."""
         ...
 
-    def spend(self, grant: Grant, call: str, *, lapsed: bool = False) -> None:
-        """The approval is used up, or has lapsed."""
+    def lapse(self, approval: str, call: str) -> None:
+        """The call is not made: the approval is good for nothing else."""
         ...
 
     def now_us(self) -> int:
@@ -170,7 +170,7 @@ class _OnLoop:
 
     def __init__(self, execution: Execution) -> None:
         self.execution = execution
-        self.spend = execution.spend
+        self.lapse = execution.lapse
 
     async def ask(self, request: Request, about: StepSpec | None) -> Said:
         people = self.execution.ask_request(request, _PLAIN, about)
@@ -181,22 +181,20 @@ class _OnLoop:
         return await self.execution.ask_step(made.spec, *made.arguments())
 
     async def make(self, asked: Asked, grant: Grant) -> Any:
-        from perdure.engine.calls import StepAsk
+        from perdure.engine.calls import ChildAsk, StepAsk
 
         execution, spec, (args, kwargs) = self.execution, asked.call.spec, asked.call.arguments()
         if isinstance(spec, EffectSpec):
             return await execution.ask_effect(spec, args, kwargs, asked.request.key, grant=grant)
         if grant.is_late(execution.now_us):
-            self.spend(grant, spec.name, lapsed=True)
+            self.lapse(grant.id, spec.name)
             raise _too_late(grant, spec.name)
         if isinstance(spec, StepSpec):
             future = execution.ask_step(spec, args, kwargs)
         else:
             future = execution.ask_child(spec, args, kwargs).future
-        if future.ask is not None:
-            self.spend(grant, future.ask.label)
-            if isinstance(future.ask, StepAsk):
-                future.ask.grant = grant
+        if isinstance(future.ask, StepAsk | ChildAsk):
+            future.ask.grant = grant
         return await future
 
     def now_us(self) -> int:
@@ -222,12 +220,12 @@ class _Hosted:
     async def make(self, asked: Asked, grant: Grant) -> Any:
         """Its time is that of the answer."""
         if not isinstance(asked.call.spec, EffectSpec) and grant.is_late(self.now_us()):
-            self.spend(grant, asked.name, lapsed=True)
+            self.lapse(grant.id, asked.name)
             raise _too_late(grant, asked.name)
         return await self._wait(self._journal.call_of(asked.call.spec, *asked.call.arguments(), grant))
 
-    def spend(self, grant: Grant, call: str, *, lapsed: bool = False) -> None:
-        self._journal.steps.spend_at_once(grant, call, lapsed=lapsed)
+    def lapse(self, approval: str, call: str) -> None:
+        self._journal.steps.lapse(approval, call)
 
     def now_us(self) -> int:
         return self._journal.now_us()  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """Who may make which choice about what waits for a person? The one place where that is decided.
 
-Every path asks here: a client before it sends a decision, the worker that takes it in, and once more right before an
-approved effect is sent. Without an authority everybody may do everything.
+Every path asks here: a client before it sends a decision, the worker that takes it in, and once more right before what
+was approved begins. Without an authority everybody may do everything.
 """
 
 from __future__ import annotations

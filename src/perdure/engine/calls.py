@@ -106,7 +106,8 @@ class EffectAsk(StepAsk, eq=False):
 
 
 class ChildAsk(Ask, eq=False):
-    """A child run to be started and waited for. `is_started`: its start is recorded, or about to be."""
+    """A child run to be started and waited for. `is_started`: its start is recorded, or about to be. `grant`: the
+    approval that it is made under, if it was approved."""
 
     spec: WorkflowSpec
     input: bytes
@@ -114,6 +115,7 @@ class ChildAsk(Ask, eq=False):
     on_cancel: str
     run_id: str = ""
     is_started: bool = False
+    grant: Grant | None = None
 
     kind: ClassVar[str] = "child"
 
@@ -217,7 +219,7 @@ class Grant(NamedTuple):
         return self.recheck and 0 < self.expires_at <= now
 
     def is_outdated(self, now: int) -> bool:
-        """Whether the facts have to be read once more before an effect is sent."""
+        """Whether the facts have to be read once more before the call begins."""
         return 0 < self.checked_at < now - CHECK_AGE_MAX_MICROSECONDS
 
 

@@ -556,12 +556,12 @@ class Execution:
         ask.handle = None
         self.commands.append(Overdue(ask))
 
-    def spend(self, grant: Grant, call: str, *, lapsed: bool = False) -> None:
-        """The step or child run `call` begins, that was approved: the approval is good for nothing else. Or it has
-        lapsed: it is too late to begin."""
-        if grant.id not in self.known.spent:
-            self.known.spent.add(grant.id)
-            self.notes += (e.ApprovalSpent(grant.id, call, lapsed),)
+    def lapse(self, approval: str, call: str) -> None:
+        """What was approved, `call`, is not done: it is too late, or what it rests on is something else by now. The
+        approval is good for nothing else."""
+        if approval not in self.known.spent:
+            self.known.spent.add(approval)
+            self.notes += (e.ApprovalSpent(approval, call, lapsed=True),)
 
     def ask_child(
         self,

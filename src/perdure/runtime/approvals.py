@@ -36,7 +36,7 @@ from perdure.decisions import (
 )
 from perdure.decisions.deciding import decode_decision, encode_decision
 from perdure.decisions.entry import BODY_IN_ROW_BYTES_MAX, What
-from perdure.engine.calls import Grant, Key, RequestAsk
+from perdure.engine.calls import ChildAsk, Grant, Key, RequestAsk, StepAsk
 from perdure.errors import (
     ApprovalExpired,
     AuthorityUnreadableError,
@@ -53,6 +53,7 @@ from perdure.store.protocol import DECISION_KIND, Letter, Mail
 
 if TYPE_CHECKING:
     from perdure.runtime.effects import EffectFlight
+    from perdure.runtime.performer import Flight
     from perdure.runtime.turn import Turns
 
 log = logging.getLogger("perdure.inbox")
@@ -278,7 +279,7 @@ class Approvals:
         """Time has passed: tell people once more of what is open, unless it was decided, or its time is up."""
         if self._due(live):
             self._turns.take_mail(self._turns.store.mail([live.rid]))
-        for asked, what in self._due(live):
+        for asked, what in () if live.is_parked else self._due(live):  # a pause may have come with the mail
             row, now = self.row(live, asked.id), self._turns.clock.now()
             live.execution.known.reminded.add((asked.id, what))
             if row is None or row.status is not ApprovalState.PENDING or 0 < asked.expires_at <= now:
@@ -321,50 +322,74 @@ class Approvals:
         letter = mail.letter(live.run_id, DECISION_KIND, key=approval, body=body, now=self._turns.clock.now())
         return Letter(*letter[:5], event.sent_at)
 
-    def spend(self, live: LiveRun, grant: Grant, call: str, *, lapsed: bool = False) -> None:
-        """Hosted code calls a step or a workflow that was approved; or does not, since it is too late."""
-        if grant.id not in live.execution.known.spent:
-            self.spent(live, e.ApprovalSpent(grant.id, call, lapsed))
+    def lapse(self, live: LiveRun, approval: str, call: str) -> None:
+        """What was approved is not done: the approval is good for nothing else."""
+        if approval not in live.execution.known.spent:
+            self.has_lapsed(live, e.ApprovalSpent(approval, call, lapsed=True))
             self._turns.mark(live)
+
+    def has_lapsed(self, live: LiveRun, event: e.ApprovalSpent) -> None:
+        """The code does not make the call: it is too late, or what it rests on is something else by now."""
+        row = self.row(live, event.id)
+        if row is None or row.status is not ApprovalState.APPROVED:
+            raise PerdureBug(f"{event.call} was approved by {event.id}, which does not stand")
+        self._record(live, event, row.moved(Happening.LAPSED, now=self._turns.clock.now()))
 
     # ── used up ──────────────────────────────────────────────────────────────────────────────
     def gate(self, flight: EffectFlight, grant: Grant) -> PerdureError | None:
         """Why an effect that was approved may not be sent now; None if it may. Then its start uses the approval up."""
-        live, now = flight.live, self._turns.clock.now()
+        row, refused = self._judged(flight.live, flight.ask, grant, flight.entry.operation_id)
+        flight.approval = row or flight.approval
+        return refused
+
+    def begin(self, live: LiveRun, ask: StepAsk | ChildAsk, grant: Grant) -> PerdureError | None:
+        """Why a step or child run that was approved may not begin now; None if it may. Then its approval is used up, in
+        the commit that records its start."""
+        row, refused = self._judged(live, ask, grant, ask.label)
+        if row is not None:
+            self._record(live, e.ApprovalSpent(grant.id, ask.label, refused is not None), row)
+        return refused
+
+    def _judged(
+        self, live: LiveRun, ask: StepAsk | ChildAsk, grant: Grant, by: str
+    ) -> tuple[ApprovalEntry | None, PerdureError | None]:
+        """What an approval comes to now that its call is to begin, None if it stays as it is; and why that may not
+        begin. `by`: what uses it up, an operation or a call."""
+        now, label = self._turns.clock.now(), ask.label
         row = self.row(live, grant.id)
         if row is None and live.info.lineage:
-            return ApprovalExpired(
-                f"{flight.ask.label}: it was approved for the run that this one was forked from: ask again", grant.id
+            return None, ApprovalExpired(
+                f"{label}: it was approved for the run that this one was forked from: ask again", grant.id
             )
         if row is None:
-            raise PerdureBug(f"{flight.ask.label} was approved by {grant.id}, which is not there")
-        if not alike(flight.ask.input, grant.arguments):
-            raise PerdureBug(f"{flight.ask.label}: what was approved by {grant.id} is not what is about to be sent")
-        operation = flight.entry.operation_id
-        if row.status is ApprovalState.USED and row.used_by == operation:
-            return None  # another attempt at the same operation
+            raise PerdureBug(f"{label} was approved by {grant.id}, which is not there")
+        if not alike(ask.input, grant.arguments):
+            raise PerdureBug(f"{label}: what was approved by {grant.id} is not what is about to begin")
+        if row.status is ApprovalState.USED and row.used_by == by:
+            return None, None  # another attempt at the same
         if row.status is not ApprovalState.APPROVED:
             why = f"used by {row.used_by}" if row.status is ApprovalState.USED else refusal_of_state(row).told
-            return ApprovalExpired(f"{flight.ask.label}: the approval {grant.id} does not stand: {why}", grant.id)
-        if grant.is_late(now):
-            flight.approval = row.moved(Happening.LAPSED, now=now)
-            until = time_text(grant.expires_at)
-            return ApprovalExpired(
-                f"{flight.ask.label}: it was approved, and had to begin before {until}: ask again", grant.id
-            )
-        lost = withdrawn_votes(row, self._turns.authority) if grant.recheck else []
-        if lost and len(set(row.approved_by) - {vote.by for vote, _ in lost}) < row.quorum:
-            flight.approval = row.moved(Happening.LAPSED, now=now)
-            told = "; ".join(refused.told for _, refused in lost)
-            return ApprovalExpired(f"{flight.ask.label}: the approval {grant.id} is stale, ask again: {told}", grant.id)
+            return None, ApprovalExpired(f"{label}: the approval {grant.id} does not stand: {why}", grant.id)
+        stale = self._stale(row, grant, now)
+        if stale:
+            return row.moved(Happening.LAPSED, now=now), ApprovalExpired(f"{label}: {stale}", grant.id)
         if grant.is_outdated(now):
-            return CheckTooOld(f"{flight.ask.label}: what its approval rests on is to be read again")
-        flight.approval = row.used(operation, now=now)
-        return None
+            return None, CheckTooOld(f"{label}: what its approval rests on is to be read again")
+        return row.used(by, now=now), None
 
-    def too_late(self, flight: EffectFlight, grant: Grant) -> ApprovalExpired | None:
-        """Why an effect whose start has used its approval up is not to be sent after all: it took too long until the
-        start was durable."""
+    def _stale(self, row: ApprovalEntry, grant: Grant, now: int) -> str:
+        """Why an approval that was given does not hold any more; "" if it does."""
+        if grant.is_late(now):
+            return f"it was approved, and had to begin before {time_text(grant.expires_at)}: ask again"
+        lost = withdrawn_votes(row, self._turns.authority) if grant.recheck else []
+        if not lost or len(set(row.approved_by) - {vote.by for vote, _ in lost}) >= row.quorum:
+            return ""
+        told = "; ".join(refused.told for _, refused in lost)
+        return f"the approval {row.approval_id} is stale, ask again: {told}"
+
+    def too_late(self, flight: Flight, grant: Grant) -> ApprovalExpired | None:
+        """Why a call whose start has used its approval up is not to begin after all: it took too long until the start
+        was durable."""
         now = self._turns.clock.now()
         if flight.number or not (grant.is_late(now) or grant.is_outdated(now)):
             return None
@@ -378,14 +403,6 @@ class Approvals:
         if row is None or row.status is not ApprovalState.APPROVED:
             return None
         return row.moved(Happening.LAPSED, now=self._turns.clock.now())
-
-    def spent(self, live: LiveRun, event: e.ApprovalSpent) -> None:
-        """A step or child that was approved begins, or does not because it is too late."""
-        row, now = self.row(live, event.id), self._turns.clock.now()
-        if row is None or row.status is not ApprovalState.APPROVED:
-            raise PerdureBug(f"{event.call} was approved by {event.id}, which does not stand")
-        row = row.moved(Happening.LAPSED, now=now) if event.lapsed else row.used(event.call, now=now)
-        self._record(live, event, row)
 
     def _record(self, live: LiveRun, event: e.Event, row: ApprovalEntry | None, **more: Any) -> None:
         """Put an event on its way, the row in the same commit."""

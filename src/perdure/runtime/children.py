@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perdure.codec import Memo, dump_exception, pack
-from perdure.engine.calls import ChildAsk, SectionAsk
-from perdure.errors import RunConflictError, StoreError
+from perdure.engine.calls import ChildAsk, Grant, SectionAsk
+from perdure.errors import AuthorityUnreadableError, PerdureError, RunConflictError, StoreError
 from perdure.history import events as e
 from perdure.runtime import mail
 from perdure.runtime.beginnings import new_run
 from perdure.runtime.live import Entry, LiveRun
+from perdure.runtime.performer import UNREADABLE_MICROSECONDS
 from perdure.specs import WorkflowSpec
 from perdure.store.protocol import FIRST_EPOCH, Exists, NewRun, RunInfo, Watch
 
@@ -37,6 +38,8 @@ class Children:
         """Start a child run: its first row and our note of it are one transaction."""
         if ask.is_started or ask.key in live.execution.known.children:
             return
+        if ask.grant is not None and not self._is_approved(live, ask, ask.grant):
+            return
         sibling = next((new for new in live.new_runs if new.run_id == ask.run_id), None)
         if sibling is not None:
             self._attach_to_sibling(live, ask, sibling)
@@ -55,6 +58,44 @@ class Children:
         live.new_runs += (new,)
         self._record(live, ask, is_attached=False)
         live.then += (partial(self._admit_soon, new, ask.input),)
+
+    def _is_approved(self, live: LiveRun, ask: ChildAsk, grant: Grant) -> bool:
+        """Whether the approval of a child holds still; then it is used up in the commit of its start. If not, its call
+        fails."""
+        try:
+            refused = self._turns.approvals.begin(live, ask, grant)
+        except AuthorityUnreadableError as error:
+            self._later(live, ask, error)
+            return False
+        if refused is not None:
+            ask.is_started = True
+            live.entries.extend(_failed(Entry(_child_started(ask), ask.packed), refused))
+            self._turns.mark(live)
+        return refused is None
+
+    def _later(self, live: LiveRun, ask: ChildAsk, error: AuthorityUnreadableError) -> None:
+        """Whether it may be started cannot be told now. The run stays in memory until it can."""
+        log.warning("run %s: %s waits, trying again: %s", live.run_id, ask.label, error)
+        live.held += (ask,)
+        self._turns.clock.wake_at(self._turns.clock.now() + UNREADABLE_MICROSECONDS, partial(self._again, live, ask))
+
+    def _again(self, live: LiveRun, ask: ChildAsk) -> None:
+        if live.is_in_turn:
+            live.deferred += (partial(self._again, live, ask),)
+            return
+        is_hosted = ":" in ask.key[0]
+        if live.is_gone or live.is_leaving or not (is_hosted or ask in live.held):
+            return
+        if live.is_parked and not is_hosted:  # it is started when that is over
+            return
+        live.held = tuple(held for held in live.held if held is not ask)
+        try:
+            if is_hosted:
+                self._turns.sections.perform_again(live, ask.key)
+            else:
+                self._turns.perform(live, ask)
+        except StoreError as problem:
+            self._turns.contain(live, problem)
 
     def _look_for_worker(self, live: LiveRun, spec: WorkflowSpec) -> None:
         """A child that is not executed here waits for a worker that does; where there is none, not without a word."""
@@ -158,13 +199,18 @@ def _child_started(ask: ChildAsk, *, is_attached: bool = False) -> e.ChildStarte
 
 
 def _refused(entry: Entry, other: RunInfo | NewRun) -> list[Entry]:
-    started = entry.event
-    if not isinstance(started, e.ChildStarted):
-        return [entry]
     error = RunConflictError(
         f"run id {other.run_id!r} belongs to {other.workflow} version {other.version} with another input: "
         "give the child another id"
     )
+    return _failed(entry, error)
+
+
+def _failed(entry: Entry, error: PerdureError) -> list[Entry]:
+    """The start of a child that was not started after all, and what its call comes to."""
+    started = entry.event
+    if not isinstance(started, e.ChildStarted):
+        return [entry]
     raw = dump_exception(error, ())
     output = pack(raw, Memo())
     ended = e.ChildEnded(*started.key, started.name, started.use, started.run_id, "failed", output.digest)

@@ -393,7 +393,7 @@ class Effects:
         live.then += (partial(self._launch, flight, entry.attempts),)
         self._turns.mark(live)
 
-    def hold(self, flight: EffectFlight) -> None:
+    def hold(self, flight: Flight) -> None:
         """The run is paused or blocked: nothing new leaves; it goes on where it stands when that is over."""
         live, ask = flight.live, flight.ask
         self.performer.land(flight)

@@ -1,4 +1,4 @@
-"""May a call pass? Asks the policies that apply, right before the call is made.
+"""May a call pass? Asks the policies that apply, and of a step the approval under which it is made, right before that.
 
     asked for ──▶ judged ──▶ what counts against a rate rides in the commit of its start ──▶ made
                     └──────▶ denied: recorded, and noted for people, in one commit
@@ -22,12 +22,13 @@ from perdure.clock import time_text, when
 from perdure.codec import codec_for, dump_exception
 from perdure.decisions import Vote
 from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS, Grant, Key
-from perdure.errors import PerdureError, PolicyDenied
+from perdure.errors import AuthorityUnreadableError, PerdureError, PolicyDenied
 from perdure.gates.denial import DENIED, Denial, encode
 from perdure.gates.policy import Asked, Policy, Verdict
 from perdure.gates.ruling import Ruling, Source, judge, lacking
 from perdure.history import events as e
 from perdure.runtime.live import Entry, LiveRun
+from perdure.runtime.performer import UNREADABLE_MICROSECONDS
 from perdure.specs import CallSpec, EffectSpec, StepSpec
 from perdure.store.protocol import Note, OverRate, Use
 
@@ -74,31 +75,62 @@ class Gates:
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
     def step(self, flight: Flight) -> bool:
-        """Whether a step may begin at once. If not, it is seen to: denied; or begun once it counts against its rates,
-        durably."""
-        live, ask = flight.live, flight.ask
+        """Whether a step may begin at once. If not, it is seen to: denied; or begun once it is durable that it counts
+        against its rates, and that it has used its approval up."""
+        live, grant = flight.live, flight.ask.grant
         policies = self.policies(live)
-        if not policies:
+        if not policies and grant is None:
             return True
         if live.is_in_turn:
             live.deferred += (partial(self._later, flight),)
             return False
+        if policies and not self._passes(flight, policies):
+            return False
+        is_approved_now = grant is not None and grant.id not in live.execution.known.spent
+        if grant is not None and not self._is_approved(flight, grant):
+            return False
+        if not (_has_uses(flight) or is_approved_now):
+            return True
+        self._begin_recorded(flight)
+        return False
+
+    def _passes(self, flight: Flight, policies: Sequence[Policy]) -> bool:
+        live, ask = flight.live, flight.ask
         ruling = judge(policies, self._asked(live, ask.spec, ask.input))
-        refused = self._refused(live, ruling, ask.label, ask.spec.name, getattr(ask, "grant", None))
+        refused = self._refused(live, ruling, ask.label, ask.spec.name, ask.grant)
         if refused is not None:
             self.deny_step(flight, refused)
             return False
-        if not ruling.uses:
-            return True
         flight.uses = ruling.uses
-        self._begin_counted(flight)
-        return False
+        return True
+
+    def _is_approved(self, flight: Flight, grant: Grant) -> bool:
+        """Whether the approval that a step is made under holds still. What the step may use is reserved before, since
+        that can take its time."""
+        live = flight.live
+        if live.account is not None and not self._turns.budgets.is_reserved(flight, self._later):
+            return False
+        try:
+            refused = self._turns.approvals.begin(live, flight.ask, grant)
+        except AuthorityUnreadableError as error:
+            log.warning("run %s: %s waits, trying again: %s", live.run_id, flight.ask.label, error)
+            at = self._turns.clock.now() + UNREADABLE_MICROSECONDS
+            self._turns.performer.wait_until(flight, at, partial(self._later, flight))
+            return False
+        if refused is not None:
+            self._turns.performer.deny(flight, dump_exception(refused, ()), None)
+        return refused is None
 
     def _later(self, flight: Flight) -> None:
-        if not flight.is_over and self.step(flight):
+        live, flight.alarm = flight.live, None
+        if flight.is_over or live.is_gone or live.is_leaving:
+            return
+        if live.is_parked or self._turns.is_stopping:
+            self._turns.effects.hold(flight)
+        elif self.step(flight):
             self._turns.performer.begin(flight)
 
-    def _begin_counted(self, flight: Flight) -> None:
+    def _begin_recorded(self, flight: Flight) -> None:
         live, ask = flight.live, flight.ask
         attempt = flight.number + 1
         if flight.is_start_recorded:
@@ -107,9 +139,19 @@ class Gates:
             start = flight.start_entry()
             live.entries.append(msgspec.structs.replace(start, event=_of_attempt(start.event, attempt)))
         flight.is_start_recorded = ask.is_recorded = True
-        self.count(flight)
-        live.then += (partial(self._turns.performer.begin, flight),)
+        if _has_uses(flight):
+            self.count(flight)
+        live.then += (partial(self._begin, flight),)
         self._turns.mark(live)
+
+    def _begin(self, flight: Flight) -> None:
+        """It is recorded that it begins. If that has taken too long for its approval, it does not."""
+        grant = flight.ask.grant
+        late = None if grant is None or flight.is_over else self._turns.approvals.too_late(flight, grant)
+        if late is None:
+            self._turns.performer.begin(flight)
+        else:
+            self._turns.performer.deny(flight, dump_exception(late, ()), None)
 
     def count(self, flight: Flight) -> None:
         """Let what is about to begin count against its rates, in the commit of its start."""
@@ -122,7 +164,10 @@ class Gates:
 
     def deny_step(self, flight: Flight, refused: PolicyDenied) -> None:
         """Record that it is not performed."""
-        self.note(flight.live, flight.ask.label, refused)
+        live, ask = flight.live, flight.ask
+        if ask.grant is not None:
+            self._turns.approvals.lapse(live, ask.grant.id, ask.label)
+        self.note(live, ask.label, refused)
         raw = dump_exception(refused, ())
         self._turns.performer.deny(flight, raw, denied_of(refused))
 
@@ -187,7 +232,9 @@ class Gates:
         use_id = outcome.use.use_id
         mine = [flight for flight in live.flights.values() if _has_uses(flight) and use_id_of(flight) == use_id]
         keys = {flight.ask.key for flight in mine}
-        live.go_again_without(mine, use_id, lambda event: _is_start_of(event, keys))
+        grants = {flight.ask.grant.id for flight in mine if flight.ask.grant is not None}
+        live.go_again_without(mine, use_id, lambda event: _is_start_of(event, keys, grants))
+        live.execution.known.spent -= grants
         for flight in mine:
             self._deny_over_rate(flight, outcome)
         self._turns.mark(live)
@@ -257,7 +304,9 @@ def _has_uses(flight: Flight) -> bool:
     return bool(getattr(flight, "uses", ()))
 
 
-def _is_start_of(event: e.Event, keys: set[Key]) -> bool:
+def _is_start_of(event: e.Event, keys: set[Key], grants: set[str]) -> bool:
+    if isinstance(event, e.ApprovalSpent):
+        return event.id in grants
     return isinstance(event, e.StepStarted) and event.key in keys
 
 

@@ -61,7 +61,7 @@ class Parking:
                 live.record(note)
                 live.change = self.change(live)
             elif isinstance(note, e.ApprovalSpent):
-                self._turns.approvals.spent(live, note)
+                self._turns.approvals.has_lapsed(live, note)
             else:
                 live.execution.notes += (note,)
 

@@ -172,7 +172,7 @@ class Performer:
         now = self._clock.now()
         before = live.execution.attempts_at(ask.key)
         flight = live.flights[ask.key] = Flight(self, live, ask, before, now)
-        if live.is_gated:
+        if live.is_gated or ask.grant is not None:
             if self.gate(flight):
                 self.begin(flight)
         elif before.retry_at > now:
@@ -190,8 +190,10 @@ class Performer:
         else:
             self._take_up(flight, now)
 
-    def deny(self, flight: Flight, raw: bytes, denied: e.Denied) -> None:
-        """A policy does not let the step pass."""
+    def deny(self, flight: Flight, raw: bytes, denied: e.Denied | None) -> None:
+        """The step does not pass its gate: a policy's, or that of the approval that it is made under."""
+        if flight.live.account is not None:
+            self.settle(flight, None)
         self.end(flight)
         self._record(flight, partial(e.StepFailed, denied=denied), raw, delivers=True)
 

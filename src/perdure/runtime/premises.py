@@ -44,7 +44,7 @@ from perdure.decisions.premises import (
     short,
     told,
 )
-from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS, Attempts, Grant, StepAsk, linked
+from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS, Attempts, StepAsk, linked
 from perdure.engine.rewinding import Reusable, declared, split, step_named
 from perdure.errors import PremiseUnreadableError, UnknownNameError, UsageError
 from perdure.history import events as e
@@ -528,7 +528,7 @@ class Premises:
             if row is not None and row.status is ApprovalState.PENDING:
                 approvals.withdraw(live, key, e.CallCancelled(*key, event.name, event.use))
             elif row is not None and row.status is ApprovalState.APPROVED:
-                approvals.spend(live, Grant(event.id, b""), event.label, lapsed=True)
+                approvals.lapse(live, event.id, event.label)
 
     def reuses(self, flight: Flight) -> bool:
         """Whether a step has its result already: from before the run was rewound, with the same arguments."""

@@ -39,8 +39,7 @@ class Said(NamedTuple):
 @dataclass
 class Request:
     """`call`: the node, the digest and the chapter that a call is asked to be approved with. `counted`: what people
-    said that counts; `told`: what the history says that it came to, and when, which is the time by which a step or a
-    child run begins: that of the workflow; `used_by`: what was made of it."""
+    said that counts; `told`: what the history says that it came to; `used_by`: what was made of it."""
 
     id: str
     run_id: str
@@ -52,7 +51,6 @@ class Request:
     call: tuple[int, int, int] | None = None
     counted: list[Said] = field(default_factory=list[Said])
     told: str = ""
-    told_at: int = 0
     is_withdrawn: bool = False
     used_by: str = ""
 
@@ -132,8 +130,8 @@ class Consents:
             case e.CallCancelled() if (request := self._of(run_id, event.key)) is not None:
                 request.is_withdrawn |= request.is_open
             case e.ApprovalSpent(lapsed=False):
-                self._used(event.id, event.call, self.requests[event.id].told_at)
-            case e.ApprovalSpent() if not self.requests[event.id].is_over(self.requests[event.id].told_at):
+                self._used(event.id, event.call, row.at)
+            case e.ApprovalSpent() if not self.requests[event.id].is_over(row.at):
                 self._problem(f"the approval {event.id} has lapsed, and its time is not over")
             case e.ChildStarted():
                 call = _call_of(msgspec.json.decode(row.input or b""))
@@ -165,7 +163,7 @@ class Consents:
     def _answered(self, request: Request, event: e.PersonAnswered, row: Row) -> None:
         if not request.is_open:
             self._problem(f"{request.id} is answered once more: {event}")
-        request.told, request.told_at = event.choice, row.at
+        request.told = event.choice
         if event.choice == "expired":
             if not request.is_over(row.at):
                 self._problem(f"{request.id} has expired before its time")

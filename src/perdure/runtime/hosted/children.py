@@ -47,13 +47,13 @@ class HostedChildren:
             future = unused_future(self._live)
             ask = ChildAsk(request.key, spec.name, request.key[1] + 1, future, spec, raw, request.packed, on_cancel)
             linked(ask)
-            ask.is_started = request.record is not None
+            ask.is_started, ask.grant = request.record is not None, grant
             ask.run_id = self.child_id(request)
             request.is_wait = True
-            if not ask.is_started:
-                self.starting.add(request.key)
-                self._journal.steps.spend(grant, ask.label)
+            is_new = not ask.is_started
             self._turns.children.start(self._live, ask)
+            if is_new and ask.is_started:
+                self.starting.add(request.key)
 
         request = Request(LANE.get(), spec.name, raw, perform)
         request.load = load_with(spec.result, spec.raises)

@@ -62,7 +62,6 @@ class HostedSteps:
         if isinstance(ask, EffectAsk):
             self._turns.effects.start(self._live, ask)
         else:
-            self.spend(grant, ask.label)
             self._turns.performer.start(self._live, ask)
 
     def _as_ask(
@@ -78,11 +77,6 @@ class HostedSteps:
             ask.undoes, ask.revision = undoing
         return linked(ask)
 
-    def spend_at_once(self, grant: Grant, call: str, *, lapsed: bool = False) -> None:
-        """An approval is used up, or has lapsed: from wherever the code runs."""
-        self._journal.at_once(lambda: self._turns.approvals.spend(self._live, grant, call, lapsed=lapsed))
-
-    def spend(self, grant: Grant | None, call: str) -> None:
-        """What was approved begins: its approval is used up."""
-        if grant is not None:
-            self._turns.approvals.spend(self._live, grant, call)
+    def lapse(self, approval: str, call: str) -> None:
+        """What was approved is not done: said from wherever the code runs."""
+        self._journal.at_once(lambda: self._turns.approvals.lapse(self._live, approval, call))
