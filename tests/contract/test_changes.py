@@ -239,3 +239,63 @@ def test_all_kinds_of_changes_are_there() -> None:
     assert all(len(edit.verdicts) == len(PLACES) for edit in EDITS)
     assert {letter for edit in EDITS for letter in everywhere(edit.verdicts)} == set(LETTERS)
     assert set(LATER) < set(OF_THE_CALL)
+
+
+CONDITION = """
+@step
+async def measure(claim: str) -> int:
+    return 60
+
+@step
+async def check_risk(claim: str) -> str:
+    return "low"
+
+@step
+async def search(claim: str) -> str:
+    return claim
+
+@workflow
+async def agent(claim: str) -> int:
+    amount = await measure(claim)
+    if CONDITION:
+        await check_risk(claim)
+    for _ in range(BOUND):
+        await search(claim)
+    await perdure.receive("go")
+    return amount
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "bound", "told", "guarded"),
+    [
+        ("amount > 9", "2", "of the `if` around check_risk: ", ('amount > (9 if perdure.patched("N") else 100)', "2")),
+        ("amount > 100", "1", "of the `loop` around search: ", ("amount > 100", '1 if perdure.patched("N") else 2')),
+        ("amount > 100", "3", "of the `loop` around search: ", ("amount > 100", '3 if perdure.patched("N") else 2')),
+    ],
+)  # fmt: skip
+def test_where_a_condition_was_edited_it_is_told_which_and_what_helps(
+    condition: str, bound: str, told: str, guarded: tuple[str, str], tmp_path: Path
+) -> None:
+    """The history does not say that it was, so it is no line that surely helps; but if it was, it does."""
+
+    def code(condition: str, bound: str) -> Any:
+        return workflow_of(tmp_path, CONDITION.replace("CONDITION", condition).replace("BOUND", bound))
+
+    clock = FakeClock()
+    store = MemoryStore(clock)
+
+    async def wait_for_message() -> None:
+        agent = code("amount > 100", "2")
+        async with RuntimeUnderTest(store.again(), clock=clock, workflows=[agent]) as runtime:
+            await runtime.start(agent.call(CLAIM), id="r")
+            await runtime.run_dry()
+
+    run_async(wait_for_message())
+    found = check(store, code(condition, bound))["r"]
+    assert (found.outlook, found.patch) == ("breaks", "")
+    assert told in found.why
+    assert "If not, no guard helps" in found.why
+    text = found.why.partition('perdure.patched("')[2].partition('"')[0]
+    kept = code(*(each.replace('"N"', f'"{text}"') for each in guarded))
+    assert check(store, kept)["r"].outlook == "replays"

@@ -247,7 +247,7 @@ async def agent() -> str:
 @pytest.mark.parametrize(
     ("then", "now", "told"),
     [
-        ("search", "rank", "A condition between them came out otherwise: one that was edited, or that rests on"),
+        ("search", "rank", "A condition between them came out otherwise, probably that of the `else` around rank: one"),
         ("rank", "rank more", "What this call is given is something else now"),
     ],
 )

@@ -2,7 +2,9 @@
 
 A guard helps where a call came, went or moved: runs that have passed the place keep the old way. It is no help where
 the same call is made with other arguments, for nobody can say which of the two the recorded result answers; nor where
-nothing changed in the source, and what a condition rests on came from outside.
+nothing changed in the source, and what a condition rests on came from outside. Where the calls in the source are the
+same, the history does not say whether a condition between them was edited: it is told where it stands, and what helps
+if it was.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ OTHER_ARGUMENTS = (
     "from outside belongs in a step, which records it."
 )
 OTHER_WAY = (
-    "A condition between them came out otherwise: one that was edited, or that rests on a variable of the module, the "
-    "environment, or what else is not recorded. If it was edited, guard it with perdure.patched(), or register the old "
-    "version too; what comes from outside belongs in a step, which records it."
+    "A condition between them came out otherwise{around}: one that was edited, or that rests on a variable of the "
+    "module, the environment, or what else is not recorded. If it was edited, keep the old one for runs under way, "
+    '(the new one) if perdure.patched("{text}") else (the old one), or register the old version too. If not, no guard '
+    "helps: what comes from outside belongs in a step, which records it."
 )
 
 
@@ -32,7 +35,20 @@ def explained(parting: tuple[str, str, str], then: str, now: str) -> str:
     found = changes(then, now)
     if found:
         return f"In the source since the run began: {told(found)}. {WAYS}"
-    return f"{UNCHANGED} {OTHER_ARGUMENTS if recorded and recorded == asked else OTHER_WAY}"
+    return f"{UNCHANGED} {OTHER_ARGUMENTS if recorded and recorded == asked else _other_way(recorded, asked, now)}"
+
+
+def _other_way(recorded: str, asked: str, text: str) -> str:
+    """With the block that one of the two stands in and the other does not, if there is one."""
+    calls = places(text)
+    for call, other in ((asked, recorded), (recorded, asked)):
+        outside = [place.inside for place in calls if _is(place.label, other)]
+        inside = [place.inside for place in calls if _is(place.label, call) and place.inside]
+        own = [blocks for blocks in inside if not any(each[: len(blocks)] == blocks for each in outside)]
+        if own:
+            which = f", probably that of the `{own[0][-1]}` around {_name(call)}"
+            return OTHER_WAY.format(around=which, text=_quoted(f"condition of {_name(call)}"))
+    return OTHER_WAY.format(around="", text=_quoted(f"condition before {_name(asked or recorded)}"))
 
 
 def _is_told(recorded: str, asked: str, then: str, now: str) -> bool:
@@ -72,8 +88,11 @@ def patch_for(parting: tuple[str, str, str], then: str, now: str) -> str:
 
 
 def _guard(text: str, what: str, where: str, *, which: str = "if") -> str:
-    quoted = text.replace('"', "'")
-    return f'{which} perdure.patched("{quoted}"): {what}' + (f", at {where}" if where else "")
+    return f'{which} perdure.patched("{_quoted(text)}"): {what}' + (f", at {where}" if where else "")
+
+
+def _quoted(text: str) -> str:
+    return text.replace('"', "'")
 
 
 def _has(what: str, call: str, found: list[Change]) -> bool:

@@ -6,7 +6,7 @@ What is found is told as a `Difference`, in words for a person; what becomes of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from perdure.clock import MICROSECONDS
@@ -63,14 +63,15 @@ class Claims:
         """Whether the code has asked for all of it again."""
         return not (self.recorded or self.expected)
 
-    def unclaimed(self, waits_for: str) -> Difference | None:
-        """The first of what the code has not asked for again. `waits_for`: what it asks for instead."""
-        asked = f"the code waits for {waits_for}"
+    def unclaimed(self, instead: Sequence[Ask]) -> Difference | None:
+        """The first of what the code has not asked for again. `instead`: what it asks for."""
+        shown = labels_of(instead)
         for (task, n), recorded in self.recorded.items():
             told = f"the history has {recorded.kind} {recorded.name!r} as call {n} of task {task}, never asked for"
-            return Difference(told, asked, _called(recorded))
+            return Difference(told, f"the code waits for {shown}", _called(recorded), _other(recorded, instead))
         for w in self.expected.values():
-            return Difference(f"the run was parked on {_told(w)} (call {w.n} of task {w.task})", asked, _called(w))
+            told = f"the run was parked on {_told(w)} (call {w.n} of task {w.task})"
+            return Difference(told, f"the code waits for {shown}", _called(w), _other(w, instead))
         return None
 
     def of_step(self, recorded: Recorded, ask: StepAsk) -> Difference | None:
@@ -176,6 +177,18 @@ def _called(it: Recorded | Ask | Waiting) -> str:
     if it.kind == "approval":
         return f"approval {it.name.removeprefix('approve:')}"
     return it.name.replace(":", " ") if it.name == "sleep" or it.name.startswith("receive:") else f"{it.kind} {it.name}"
+
+
+def labels_of(asks: Sequence[Ask]) -> str:
+    """What the code asks for, in words."""
+    labels = [ask.label for ask in asks]
+    return ", ".join(labels[:5]) + (", ..." if len(labels) > 5 else "") if labels else "nothing"
+
+
+def _other(it: Recorded | Waiting, instead: Sequence[Ask]) -> str:
+    """What the code asks for in its place, if that is one thing, and another one."""
+    others = {_called(ask) for ask in instead}
+    return others.pop() if len(others) == 1 and _called(it) not in others else ""
 
 
 def _told(w: Waiting) -> str:

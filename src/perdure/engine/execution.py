@@ -44,7 +44,7 @@ from perdure.engine.calls import (
     linked,
 )  # fmt: skip
 from perdure.engine.chapters import Beginning, Blocked, ContinueAsNew, Ending, Parting, ending_of, next_chapter
-from perdure.engine.claims import Claims
+from perdure.engine.claims import Claims, labels_of
 from perdure.engine.known import Known
 from perdure.engine.loop import DeterministicLoop, LoopTask, StuckTurn, current_task
 from perdure.engine.mailbox import Mailbox, unread
@@ -315,7 +315,7 @@ class Execution:
         if event.key not in self.cancelled:
             self.diverge(
                 f"the history has {event.label}, which the code does not ask for here",
-                f"the code waits for {self._what_is_asked()}",
+                f"the code waits for {labels_of(list(self.open.values()))}",
                 f"{'effect' if isinstance(event, e.EffectSucceeded | e.EffectFailed) else 'call'} {event.name}",
             )
         return None
@@ -398,7 +398,7 @@ class Execution:
     def _check_claims(self) -> None:
         if self.claims.is_settled:
             return
-        unclaimed = self.claims.unclaimed(self._what_is_asked())
+        unclaimed = self.claims.unclaimed(list(self.open.values()))
         if unclaimed is not None:
             self.diverge(*unclaimed)
 
@@ -413,10 +413,6 @@ class Execution:
         if self.failure is None:
             self.failure = Blocked(reason, hint, parting)
         self.loop.stop_now = True
-
-    def _what_is_asked(self) -> str:
-        asked = [ask.label for ask in self.open.values()]
-        return ", ".join(asked[:5]) + (", ..." if len(asked) > 5 else "") if asked else "nothing"
 
     # ── what the run waits for ───────────────────────────────────────────────────────────────
     def deadline(self) -> int | None:
