@@ -1,5 +1,8 @@
 # Sourced by the scripts beside it. Makes virtual environments next to the project, and leaves them alone when nothing changed.
 
+# The tests start hundreds of processes, the demo a dozen: without bytecode on disk each compiles perdure anew.
+unset PYTHONDONTWRITEBYTECODE
+
 # find_python: prints the oldest usable Python from 3.11 on, so that what we run is what we promise.
 find_python() {
     local candidate
@@ -39,6 +42,7 @@ use_venv() {
     fi
     echo "installing into $folder ($*)" >&2
     rm -f "$folder/.installed-$what-"*
-    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+    # What is imported is compiled when it is imported.
+    "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile "$@"
     touch "$stamp"
 }
