@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import perdure
-from perdure.store.sqlite.turns import Turns
+from perdure.store.sqlite.locks import lock, open_lock_file
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(perdure.__file__).parents[1]
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 120.0
 
 
 class Done(NamedTuple):
@@ -82,15 +82,16 @@ class World:
 
 
 def stop(process: subprocess.Popen[str], store: str) -> None:
-    """Stop a worker between two of its writes. One that is stopped within a write, a renewal of its lease perhaps,
-    keeps everybody else from writing: no lock can be taken from a process that lives."""
-    turns = Turns(store)
-    turns.acquire(until=time.monotonic() + PATIENCE_SECONDS)
-    process.send_signal(signal.SIGSTOP)
-    _, status = os.waitpid(process.pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status), status
-    turns.release()
-    turns.close()
+    """Stop a worker between two of its writes. One that is stopped within a write, a renewal of its lease perhaps, or
+    while it is the next to write, keeps everybody else from writing: no lock can be taken from a process that lives."""
+    with contextlib.ExitStack() as held:
+        for which in ("next", "turn"):
+            file = open_lock_file(f"{store}-{which}")
+            held.callback(os.close, file)
+            lock(file)
+        process.send_signal(signal.SIGSTOP)
+        _, status = os.waitpid(process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), status
 
 
 def wait_until(fact: Callable[[], bool], what: str) -> None:
