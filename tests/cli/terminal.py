@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -12,12 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import typer.testing
 from typer.testing import CliRunner, Result
 
 from perdure.cli.app import app
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 SECONDS_MAX = 60.0
+
+typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]
+"""All commands are made once, and not for each one that is typed: that takes ten times as long as most of them do."""
 
 PERDURE = [sys.executable, "-P", "-m", "perdure"]
 """What the installed command does: it does not look for modules in the working directory."""
