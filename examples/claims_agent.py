@@ -180,5 +180,8 @@ async def main(store: str, claims: list[Claim]) -> None:
 
 
 if __name__ == "__main__":
-    store, claims_file = sys.argv[1:]
-    asyncio.run(main(store, [Claim(**claim) for claim in json.loads(Path(claims_file).read_text())]))
+    match sys.argv[1:]:
+        case [store, claims_file]:
+            asyncio.run(main(store, [Claim(**claim) for claim in json.loads(Path(claims_file).read_text())]))
+        case _:
+            sys.exit(__doc__)

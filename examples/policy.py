@@ -57,4 +57,8 @@ async def main(letter: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    match sys.argv[1:]:
+        case [cents]:
+            asyncio.run(main(cents))
+        case _:
+            sys.exit(__doc__)

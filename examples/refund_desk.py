@@ -103,4 +103,8 @@ async def main(store: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    match sys.argv[1:]:
+        case [store]:
+            asyncio.run(main(store))
+        case _:
+            sys.exit(__doc__)

@@ -6,6 +6,7 @@ Durations are given as `timedelta` or as seconds and kept as seconds (`..._secon
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from decimal import Decimal, InvalidOperation
@@ -60,7 +61,7 @@ def recordable(text: Any, *, what: str, length_max: int = 500, is_name: bool = T
     'claim-42'
     """
     if not isinstance(text, str) or not text.strip() or len(text) > length_max:
-        raise UsageError(f"{what} {text!r}: a text of 1 to {length_max} characters")
+        raise UsageError(f"{what} {reprlib.repr(text)}: a text of 1 to {length_max} characters")
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -35,6 +35,9 @@ STEP_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "one class alone": ({"raises": KeyError}, r"a list of exception classes, as in raises=\[KeyError\]"),
     "names of classes": ({"raises": ["KeyError"]}, r"raises=\['KeyError'\]\): a list of exception classes"),
     "one path alone": ({"ignore": "$.id"}, r"step\(ignore='\$\.id'\): a list of texts, as in ignore=\["),
+    "what is no path": ({"ignore": ["id"]}, r"'id' is no path: it begins with \$"),
+    "a path to nothing": ({"ignore": ["$.qestion"]}, r"\(ignore=\[.\$\.qestion.\]\): a path begins at a parameter"),
+    "a path into a list": ({"ignore": ["$[0]"]}, r"a path begins at a parameter"),
     "a digest": ({"digest": "$.id"}, r"step\(digest='\$\.id'\): a function of the arguments"),
     "how to record": ({"record": "never"}, r"step\(record='never'\): 'durable' or 'lazy'"),
 }

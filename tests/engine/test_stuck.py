@@ -39,6 +39,29 @@ def test_a_hundred_thousand_callbacks_without_a_call_are_a_stuck_turn() -> None:
 
 
 @workflow
+async def spinning_with_care() -> int:
+    try:
+        await work()
+        while True:
+            await asyncio.sleep(0)
+    finally:
+        cared_for.append("a lock given back")
+
+
+cared_for: list[str] = []
+
+
+def test_code_that_spins_is_unwound_when_it_leaves_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_loop, "CALLBACKS_WITHOUT_A_COMMAND_MAX", 50)
+    cared_for.clear()
+    driver = Driver(spinning_with_care).complete("work")
+    assert driver.blocked().startswith("stuck_turn")
+    driver.execution.close()
+    assert cared_for == ["a lock given back"]
+    assert driver.execution.loop.live_tasks() == []
+
+
+@workflow
 async def ticking(ticks: int) -> int:
     """Many turns of few callbacks are no stuck turn, also if none of them makes a durable call."""
     for _ in range(ticks):

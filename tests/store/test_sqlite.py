@@ -247,6 +247,24 @@ def test_a_backup_that_fails_leaves_nothing_behind(store: SqliteStore, tmp_path:
     assert list(tmp_path.glob("copy*")) == []
 
 
+def test_a_backup_that_does_not_fit_is_said_of_the_copy(
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rid = start(store)
+    store.commit([append(rid, 1, rows=(row(1, output=os.urandom(200_000)),))])
+    connect_as_usual = sqlite3.connect
+
+    def small(path: str, **options: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect_as_usual(path, **options)
+        connection.execute("PRAGMA max_page_count = 5")
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", small)
+    with pytest.raises(StoreFullError, match=r"copy\.db: no space left"):
+        store.backup(str(tmp_path / "copy.db"))
+    assert list(tmp_path.glob("copy*")) == []
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"there is no folder .*nowhere; create it"):
         SqliteStore(str(tmp_path / "nowhere" / "perdure.db"))

@@ -207,6 +207,26 @@ def texts(given: Any, option: str, example: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def paths_of(given: Any, function: Any) -> tuple[str, ...]:
+    """The `ignore=` of a step. A path that begins at no parameter would leave nothing out, and nobody would notice
+    before a run is parked for what it was to leave out."""
+    paths = texts(given, "step(ignore", 'ignore=["$.messages[*].id"]')
+    if not paths:
+        return ()
+    from perdure.codec import Every, begins_at  # only for those who have some
+
+    parameters = inspect.signature(function).parameters.values()
+    names = [each.name for each in parameters]
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    for path in paths:
+        first = begins_at(path)
+        if not takes_any and first is not Every.KEY and first not in names:
+            raise DeclarationError(
+                f"step(ignore=[{path!r}]): a path begins at a parameter: {', '.join(f'$.{name}' for name in names)}"
+            )
+    return paths
+
+
 _SECRET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 

@@ -374,13 +374,13 @@ def lane(name: str) -> Generator[None, None, None]:
 
 def attempt() -> Attempt:
     """The attempt that is running: its number, when it began, whose it is. UsageError outside a step's body."""
-    return current_attempt()
+    return current_attempt("attempt")
 
 
 def heartbeat(details: Any = None) -> None:
     """Say that the step is alive, and how far it is (plain JSON): the next attempt can read it with
     `last_heartbeat()`. New details are recorded and count as progress."""
-    current_attempt().beat(details)
+    current_attempt("heartbeat").beat(details)
 
 
 @overload
@@ -389,7 +389,7 @@ def last_heartbeat() -> Any: ...
 def last_heartbeat(type: type[T]) -> T | None: ...
 def last_heartbeat(type: Any = Any) -> Any:
     """The details of the last recorded heartbeat of this step, of an earlier attempt perhaps; None if there is none."""
-    return current_attempt().last_details(type)
+    return current_attempt("last_heartbeat").last_details(type)
 
 
 def used(
@@ -410,7 +410,7 @@ def used(
     >>> perdure.used(model="small-1", input_tokens=812, output_tokens=95)         # doctest: +SKIP
 
     UsageError outside a step's body, and for what is no amount."""
-    current_attempt().note_use(
+    current_attempt("used").note_use(
         use_said(
             tokens=tokens, cost=cost, model=model, input_tokens=input_tokens, output_tokens=output_tokens,
             cached_tokens=cached_tokens,
@@ -430,7 +430,7 @@ def premise(name: str, value: T, *, read: Call[T]) -> T:
     ...     return perdure.premise("price", await price_of(item), read=price_of.call(item)) * 2
 
     UsageError outside a step's body, and for what is no call of a step."""
-    attempt = current_attempt()
+    attempt = current_attempt("premise")
     given: Any = read
     spec: Any = given.of.spec if isinstance(given, Call) else None  # pyright: ignore[reportUnknownMemberType]
     if type(spec) is not StepSpec:
@@ -447,7 +447,7 @@ def use(type: type[T]) -> T:
     """The client of this type that the program provided: `Runtime(provide={Payments: client})`.
 
     UsageError outside a step's body, and for a type that was not provided (the message lists those that were)."""
-    provided = current_attempt().provided
+    provided = current_attempt("use").provided
     try:
         return cast(T, provided[type])
     except KeyError:
@@ -466,7 +466,7 @@ def secret(name: str) -> str:
     ... async def charge(order: str) -> str:
     ...     return await payments.charge(order, key=secret("stripe"))
     """
-    step = current_attempt().step
+    step = current_attempt("secret").step
     unlocked = UNLOCKED.get()
     if unlocked is None or name not in unlocked.values:
         declared = ", ".join(map(repr, unlocked.values)) if unlocked is not None else "none"

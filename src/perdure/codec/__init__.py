@@ -16,14 +16,16 @@ from perdure.codec.digests import digest
 from perdure.codec.exceptions import dump_exception, load_exception, told_exception
 from perdure.codec.packing import Memo, Packed, pack, unpack
 from perdure.codec.values import ValueCodec, codec_for, describe
-from perdure.codec.views import without
+from perdure.codec.views import Every, begins_at, without
 
 __all__ = [
     "ArgumentsCodec",
+    "Every",
     "Memo",
     "Packed",
     "ValueCodec",
     "arguments_codec_for",
+    "begins_at",
     "codec_for",
     "describe",
     "digest",

@@ -46,6 +46,15 @@ def without(raw: bytes, paths: Iterable[str]) -> bytes:
     return _pruned(raw, routes) if routes else raw
 
 
+def begins_at(path: str) -> Step:
+    """A path's first step. Raises DeclarationError for a path that is none.
+
+    >>> begins_at("$.messages[*].id")
+    'messages'
+    """
+    return _parsed(path)[0]
+
+
 @functools.lru_cache(maxsize=1024)
 def _parsed(path: str) -> Route:
     steps: list[Step] = []

@@ -184,6 +184,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
                     continue
                 self.idle_callbacks += 1
                 if self.idle_callbacks > CALLBACKS_WITHOUT_A_COMMAND_MAX:
+                    ready.appendleft(handle)  # else nothing would ever wake its task again, not even to end it
                     raise StuckTurn
                 try:
                     if len(args) == 1:  # a task that is woken, mostly

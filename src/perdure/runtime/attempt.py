@@ -108,9 +108,9 @@ def attempt_here(of: Sends) -> Outgoing | None:
     return sender if isinstance(sender, Outgoing) and sender.of is of else None
 
 
-def current_attempt() -> Attempt:
-    """The attempt whose body is running. UsageError elsewhere."""
+def current_attempt(asked: str) -> Attempt:
+    """The attempt whose body is running. UsageError elsewhere, which names what was asked."""
     running = ATTEMPT.get()
     if running is None:
-        raise UsageError("this belongs inside the body of a step")
+        raise UsageError(f"perdure.{asked}() belongs inside the body of a step")
     return running.attempt()

@@ -6,7 +6,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 
-from perdure.errors import StoreError
+from perdure.errors import StoreError, StoreFullError, StoreReadOnlyError
 from perdure.store.protocol import Status
 from perdure.store.sqlite.connect import translated
 from perdure.store.sqlite.reading import Readers
@@ -51,7 +51,7 @@ def backup(readers: Readers, target: str, progress: Callable[[int, int], None] |
         os.unlink(unfinished)
     try:
         try:
-            _copy(readers, unfinished, progress)
+            _copy(readers, unfinished, progress, named=target)
         except sqlite3.Error as error:
             raise translated(error, target) from error
         os.replace(unfinished, target)
@@ -60,7 +60,7 @@ def backup(readers: Readers, target: str, progress: Callable[[int, int], None] |
             os.unlink(unfinished)
 
 
-def _copy(readers: Readers, target: str, progress: Callable[[int, int], None] | None) -> None:
+def _copy(readers: Readers, target: str, progress: Callable[[int, int], None] | None, *, named: str) -> None:
     def tell(_status: int, remaining: int, total: int) -> None:
         if progress is not None:
             progress(total - remaining, total)
@@ -69,7 +69,13 @@ def _copy(readers: Readers, target: str, progress: Callable[[int, int], None] | 
     try:
         with readers.snapshot() as connection:
             connection.execute(QUERIES["size"]).fetchone()
-            connection.backup(copy, pages=PAGES_PER_STEP, progress=tell)
+            try:
+                connection.backup(copy, pages=PAGES_PER_STEP, progress=tell)
+            except sqlite3.Error as error:
+                said = translated(error, named)
+                if isinstance(said, StoreFullError | StoreReadOnlyError):  # about the copy: the store is only read here
+                    raise said from error
+                raise
     finally:
         copy.close()
 

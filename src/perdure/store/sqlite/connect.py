@@ -68,7 +68,7 @@ def translated(error: Exception, path: str) -> PerdureError:
     if primary in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
         return StoreBusyError(f"{path}: locked by another process for too long; find who holds it, or wait longer")
     if primary == sqlite3.SQLITE_FULL or (primary == sqlite3.SQLITE_IOERR and _is_disk_full(path)):
-        return StoreFullError(f"{path}: no space left; free some, the run goes on by itself")
+        return StoreFullError(f"{path}: no space left; free some, and runs under way go on by themselves")
     if primary in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN}:
         return StoreReadOnlyError(f"{path}: cannot be written ({error}); check the file's and its folder's permissions")
     if primary == sqlite3.SQLITE_NOTADB:
