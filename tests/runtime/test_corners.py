@@ -13,6 +13,7 @@ from tests.runtime.hosting import eventually, is_in_memory, kinds, let_go, on_on
 
 import perdure
 from perdure import (
+    Client,
     EncodeError,
     NeedsPerson,
     RunBlockedError,
@@ -23,7 +24,9 @@ from perdure import (
     step,
     workflow,
 )
+from perdure.errors import StoreBusyError
 from perdure.store.memory import MemoryStore
+from perdure.store.protocol import Claim
 
 CALLS: list[Any] = []
 HERE: list[Runtime] = []
@@ -498,6 +501,41 @@ def test_a_history_that_cannot_be_read_parks_its_run_and_holds_up_no_other(how: 
 async def works_and_waits() -> str:
     await work(1)
     return await perdure.receive("go", str)
+
+
+# ── another process that hangs in the middle of a write ─────────────────────────────────────
+
+
+class HeldUpStore(MemoryStore):
+    """While `is_held` nobody gets a turn to write; each claim waits for one in vain, on the loop."""
+
+    is_held = False
+    waited_in_vain = looks = 0
+
+    def claim(self, worker: str, **how: Any) -> list[Claim]:
+        if self.is_held:
+            self.waited_in_vain += 1
+            raise StoreBusyError("others have been writing for too long")
+        return super().claim(worker, **how)
+
+    def is_free(self) -> bool:
+        self.looks += self.is_held
+        return not self.is_held
+
+
+def test_a_write_that_was_waited_for_in_vain_is_not_waited_for_again_and_again() -> None:
+    async def main() -> None:
+        store = HeldUpStore()
+        async with Runtime(store, workflows=[adds]) as runtime, Client(store, workflows=[adds]) as client:
+            store.is_held = True
+            run = await client.start(adds.call(1))
+            await eventually(lambda: store.looks >= 5)
+            assert store.waited_in_vain == 1
+            store.is_held = False
+            assert await run.result(timeout=10) == 2
+            assert runtime.is_open
+
+    run_async(main())
 
 
 # ── the order of events in one call ─────────────────────────────────────────────────────────

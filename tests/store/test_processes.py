@@ -6,6 +6,7 @@ import random
 import signal
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,27 @@ def test_a_writer_waits_for_its_turn_and_gives_up_in_time(path: str, spawn: Spaw
     tell(child)
     assert line(child) == "released"
     store.close()
+
+
+def test_whoever_leaves_does_not_wait_for_one_that_hangs_in_the_middle_of_a_write(path: str, spawn: Spawn) -> None:
+    store = SqliteStore(path, busy_seconds=600)
+    child = spawn("hold_the_turn", path)
+    assert line(child) == "holding"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.commit, [new_run("r")])
+        turns = store._writer._turns  # pyright: ignore[reportPrivateUsage]
+        while (waiter := turns._waiter) is None or not waiter.is_asked:  # pyright: ignore[reportPrivateUsage]
+            time.sleep(0.001)
+        store.hurry()
+        with pytest.raises(StoreBusyError, match="is one of them stopped"):
+            waiting.result(timeout=60)
+    store.close()
+    tell(child)
+    assert line(child) == "released"
+    again = SqliteStore(path)
+    assert again.find("r") is None
+    assert len(again.commit([new_run("r")])) == 1
+    again.close()
 
 
 def test_a_turn_that_comes_too_late_is_passed_on(path: str, spawn: Spawn) -> None:

@@ -507,6 +507,11 @@ class Client:
     def _make_endings(self, store: Store) -> Endings:
         return Endings(store, polls=self._polls)
 
+    @property
+    def _owns_store(self) -> bool:
+        """Whether the store was opened here, and not given."""
+        return not hasattr(self._given, "commit")
+
     def __enter__(self) -> NoReturn:
         name = type(self).__name__
         raise UsageError(
@@ -519,7 +524,7 @@ class Client:
     async def __aexit__(self, *error: object) -> None:
         if self._endings_open is not None:
             self._endings_open.close()
-        if self._open is not None and not hasattr(self._given, "commit"):
+        if self._open is not None and self._owns_store:
             self._open.close()
         if self._vault is not None:
             self._vault.close()

@@ -26,7 +26,7 @@ from uuid import UUID
 
 import msgspec
 
-from perdure.codec import arguments_codec_for
+from perdure.codec import Every, arguments_codec_for, begins_at
 from perdure.errors import DeclarationError, UsageError
 from perdure.specs import SECONDS_MAX, OnStale, Premise, Rests, StepSpec, recordable, seconds, several
 
@@ -211,11 +211,7 @@ def paths_of(given: Any, function: Any) -> tuple[str, ...]:
     """The `ignore=` of a step. A path that begins at no parameter would leave nothing out, and nobody would notice
     before a run is parked for what it was to leave out."""
     paths = texts(given, "step(ignore", 'ignore=["$.messages[*].id"]')
-    if not paths:
-        return ()
-    from perdure.codec import Every, begins_at  # only for those who have some
-
-    parameters = inspect.signature(function).parameters.values()
+    parameters = inspect.signature(function).parameters.values() if paths else ()
     names = [each.name for each in parameters]
     takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
     for path in paths:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from perdure.clock import MICROSECONDS, Alarm, Clock
 from perdure.engine import exact
 from perdure.engine.here import HERE
-from perdure.errors import StoreError
+from perdure.errors import StoreBusyError, StoreError
 from perdure.runtime.lease import Lease
 from perdure.runtime.live import LiveRun
 from perdure.runtime.options import Options, catalog_of
@@ -70,6 +70,7 @@ class Host:
         self._polls = 0
         self.on_change: Callable[[], None] = lambda: None
         self._failing: set[Callable[[], None]] = set()
+        self._busy: set[Callable[[], None]] = set()
         self._silent_since: dict[str, float] = {}
         self._is_unsure = False
         self._has_given_back = False
@@ -130,14 +131,21 @@ class Host:
             self._guarded(self._claim)
 
     def _guarded(self, action: Callable[[], None]) -> None:
-        """A store that is away for a while stops nobody, and neither does a bug: the next poll tries again."""
+        """A store that is away for a while stops nobody, and neither does a bug: the next poll tries again. Where
+        others were waited for in vain (one of them may hang in the middle of a write), it does once nobody has to be:
+        the program's own loop stands still meanwhile."""
         try:
+            if action in self._busy and not self.store.is_free():
+                return self.be_unsure()
+            self._busy.discard(action)
             action()
         except StoreError as error:
             if action not in self._failing:
                 log.warning("the store cannot be read, trying on: %s", error)
             self._failing.add(action)
             self.be_unsure()
+            if isinstance(error, StoreBusyError):
+                self._busy.add(action)
         except Exception:
             if action not in self._failing:
                 log.exception("worker %s: %s failed, trying on", self.worker, action.__name__)

@@ -497,6 +497,11 @@ class Store(Protocol):
         """Whether a commit could begin at once, without queueing behind another thread or process."""
         ...
 
+    def hurry(self) -> None:
+        """Whoever has this handle is about to leave: what waits for other writers, now or later, soon gives up with
+        StoreBusyError."""
+        ...
+
     # ── workers ──────────────────────────────────────────────────────────────────────────────
     def enter(self, worker: str, *, lease_seconds: float, workflows: Sequence[str]) -> None:
         """Register this process's worker, with a proof of life that the operating system drops when it dies.

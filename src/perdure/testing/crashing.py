@@ -200,6 +200,9 @@ class CrashingStore:
     def is_free(self) -> bool:
         return self._living(self.inner.is_free)
 
+    def hurry(self) -> None:
+        self.inner.hurry()
+
     def workers(self) -> list[WorkerInfo]:
         return self._living(self.inner.workers)
 

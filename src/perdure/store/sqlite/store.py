@@ -172,6 +172,9 @@ class SqliteStore:
         self._check_usable()
         return self._writer.is_free()
 
+    def hurry(self) -> None:
+        self._writer.hurry()
+
     # ── workers ──────────────────────────────────────────────────────────────────────────────
     def enter(self, worker: str, *, lease_seconds: float, workflows: Sequence[str]) -> None:
         self._check_usable()

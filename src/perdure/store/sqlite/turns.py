@@ -33,7 +33,7 @@ class Turns:
             return
         if self._waiter is None:
             self._waiter = Waiter(self._next, self._turn)
-        if not self._waiter.wait(max(0.0, until - time.monotonic())):
+        if not self._waiter.wait(until):
             raise StoreBusyError(f"{self.path}: others have been writing for too long; is one of them stopped?")
 
     def _take_if_free(self) -> bool:
@@ -47,6 +47,11 @@ class Turns:
 
     def release(self) -> None:
         unlock(self._turn)
+
+    def hurry(self, seconds: float) -> None:
+        """Whoever waits now does so for no longer than that."""
+        if self._waiter is not None:
+            self._waiter.hurry(time.monotonic() + seconds)
 
     def is_free(self) -> bool:
         """Whether nobody has the turn right now, or waits for it."""
@@ -83,15 +88,19 @@ class Waiter:
         self._is_wanted = False
         self._is_here = False
         self._is_stopped = False
+        self._until = 0.0
         threading.Thread(target=self._run, name="perdure-turns", daemon=True).start()
 
-    def wait(self, seconds: float) -> bool:
-        """Whether the turn came in that time."""
+    def wait(self, until: float) -> bool:
+        """Whether the turn came by that time of the monotonic clock."""
         with self._changed:
             self.is_asked = self._is_wanted = True
+            self._until = until
             self._changed.notify_all()
             try:
-                if self._changed.wait_for(lambda: self._is_here, seconds):
+                while not self._is_here and (left := self._until - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                if self._is_here:
                     self.is_asked = self._is_here = False
                     return True
                 return False
@@ -99,6 +108,12 @@ class Waiter:
                 self._is_wanted = False
                 if self._is_here:
                     self._pass_on()
+
+    def hurry(self, until: float) -> None:
+        """Whoever waits gives up by then."""
+        with self._changed:
+            self._until = min(self._until, until)
+            self._changed.notify_all()
 
     def stop(self) -> None:
         with self._changed:

@@ -22,6 +22,7 @@ from perdure.store.sqlite.turns import Turns
 T = TypeVar("T")
 
 RUNS_REMEMBERED_MAX = 50_000
+HURRIED_SECONDS = 0.25
 
 
 @dataclass(slots=True)
@@ -192,6 +193,11 @@ class Writer:
         elif len(self.facts.standing) > RUNS_REMEMBERED_MAX:
             self.facts.forget()
 
+    def hurry(self) -> None:
+        """Other processes are not waited for any longer than a moment, also by a thread that does so now."""
+        self._busy_seconds = min(self._busy_seconds, HURRIED_SECONDS)
+        self._turns.hurry(HURRIED_SECONDS)
+
     def is_free(self) -> bool:
         if not self._lock.acquire(blocking=False):
             return False
@@ -215,12 +221,15 @@ class Writer:
         return is_news
 
     def close(self) -> None:
-        """Whoever closes last folds the log back into the file: that is a write too, and waits for its turn."""
+        """Whoever closes last folds the log back into the file: that is a write too, and waits for its turn. One who
+        does not get it is not the last: there is another process, and it is hung."""
+        self.hurry()
         try:
-            with self.turn():
-                self._drop_connection()
+            with contextlib.suppress(StoreBusyError), self.turn():
                 self._is_closed = True
+                self._drop_connection()
         finally:
+            self._is_closed = True
             self._drop_connection()
             self._turns.close()
 
