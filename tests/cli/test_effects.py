@@ -52,6 +52,13 @@ APP = '''
     @workflow
     async def pays() -> str:
         return await pay("o")
+
+    @workflow
+    async def in_chapters(left: int) -> str:
+        receipt = await pay(f"o-{left}")
+        if left:
+            perdure.continue_as_new(left - 1)
+        return receipt
 '''
 
 
@@ -179,6 +186,14 @@ def test_a_run_shows_the_phases_of_its_effects(office: Terminal) -> None:
         assert told in shown
     (effect,) = json.loads(office.here("runs", "show", "p", "--json").stdout)["effects"]
     assert (effect["status"], effect["checkpoint"] >= effect["prepare"]) == ("succeeded", True)
+
+
+def test_effects_in_the_same_place_of_two_chapters_are_two(office: Terminal) -> None:
+    assert office.here("run", "app.py:in_chapters", "1", "--id", "c").stdout == "receipt\n"
+    later, earlier = json.loads(office.here("store", "effects", "--run", "c", "--json").stdout)
+    first, second = json.loads(office.here("runs", "show", "c", "--json").stdout)["effects"]
+    assert [first["operation"], second["operation"]] == [earlier["id"], later["id"]]
+    assert first["checkpoint"] < second["prepare"] <= second["execute"]
 
 
 def test_of_an_effect_in_doubt_the_last_phases_are_open(storm: Terminal) -> None:

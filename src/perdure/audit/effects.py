@@ -42,16 +42,16 @@ class Phases(NamedTuple):
 
 def phases(store: Store, rid: int) -> list[Phases]:
     """The effects of a run, in the order in which they were first heard of."""
-    found: dict[tuple[int, Key], Phases] = {}
+    found: dict[tuple[int, Key, str], Phases] = {}
     chapter = 0
     for row in store.load(rid, from_seq=0).rows:
-        if row.kind == "chapter.started":
-            chapter += 1
-        elif row.kind.startswith("effect."):
-            event = e.decode(row.envelope)
-            if isinstance(event, e.Keyed):
-                place = (chapter, event.key)
-                found[place] = _further(found.get(place), event, row.at)
+        is_told = row.kind == "run.continued" or row.kind.startswith("effect.")
+        event = e.decode(row.envelope) if is_told else None
+        if isinstance(event, e.ChapterStarted):
+            chapter = event.number
+        elif isinstance(event, e.Keyed):  # a run that went back may have made another request in the same place
+            place = (chapter, event.key, getattr(event, "operation", ""))
+            found[place] = _further(found.get(place), event, row.at)
     return [_with_ledger(each, store.effect(each.operation)) for each in found.values()]
 
 
