@@ -229,7 +229,7 @@ async def test_outside_of_a_run_nobody_is_asked() -> None:
 
 
 def test_a_request_is_announced_once_and_again_when_the_run_is_moved(caplog: pytest.LogCaptureFixture) -> None:
-    make = on_one_store()
+    make = on_one_store(lease=1)
     caplog.set_level(logging.INFO, logger="perdure.inbox")
 
     @workflow
