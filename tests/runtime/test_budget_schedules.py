@@ -19,7 +19,18 @@ from hypothesis import strategies as st
 from tests.runtime.hosting import run_async
 
 import perdure
-from perdure import Budget, HistoryEvent, Retry, RunBlockedError, UnknownNameError, Usage, UsageError, step, workflow
+from perdure import (
+    Budget,
+    HistoryEvent,
+    Retry,
+    RunBlockedError,
+    RunFinishedError,
+    UnknownNameError,
+    Usage,
+    UsageError,
+    step,
+    workflow,
+)
 from perdure.api.calls import Call
 from perdure.history import events as e
 from perdure.store.memory import MemoryStore
@@ -163,11 +174,12 @@ async def see_through(runtime: RuntimeUnderTest, run_ids: Sequence[str], more: i
                     continue
                 it = entry.budget
                 needed = int(max(it.limit, it.used + it.reserved + (it.wanted or 1))) + more
-                with contextlib.suppress(UsageError, UnknownNameError):  # raised for another call just now
+                with contextlib.suppress(UsageError, UnknownNameError, RunFinishedError):  # raised for another call just now
                     await runtime.raise_budget(entry.run_id, tokens=needed, by="ann", budget=it.account)
                 if entry.pending:
                     continue
-                await (await runtime.get(entry.run_id)).unblock("retry", call=entry.call, by="ann")
+                with contextlib.suppress(RunFinishedError):  # what was raised for another one was enough for it
+                    await (await runtime.get(entry.run_id)).unblock("retry", call=entry.call, by="ann")
             await runtime.run_dry()
 
 
