@@ -174,7 +174,7 @@ async def see_through(runtime: RuntimeUnderTest, run_ids: Sequence[str], more: i
                     continue
                 it = entry.budget
                 needed = int(max(it.limit, it.used + it.reserved + (it.wanted or 1))) + more
-                with contextlib.suppress(UsageError, UnknownNameError, RunFinishedError):  # raised for another call just now
+                with contextlib.suppress(UsageError, UnknownNameError, RunFinishedError):  # raised for another
                     await runtime.raise_budget(entry.run_id, tokens=needed, by="ann", budget=it.account)
                 if entry.pending:
                     continue
