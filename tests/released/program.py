@@ -284,6 +284,20 @@ async def goes_back(order: str) -> str:
 
 
 @workflow
+async def charges_for(order: str, cents: int) -> str:
+    return await charges(f"{order} {cents}")
+
+
+@workflow
+async def hands_on(order: str) -> str:
+    cents = await limits()
+    await charges_for(order, cents)
+    await perdure.receive("go")
+    await charges(f"{order} {cents} more")
+    return str(cents + await perdure.receive("number", int))
+
+
+@workflow
 async def charges_cards() -> str:
     told = await charges("full")
     try:
@@ -370,6 +384,7 @@ async def gives_up() -> str:
 WORKFLOWS: list[Any] = [
     researches, trades, doubts, wonders, spends, relies, goes_back, charges_cards, agrees, reads, child, parent,
     chapters, hosted, hosted_trip, fails, drops_child, gives_up, relies_on_some, signs_contract, buys, adopts,
+    charges_for, hands_on,
 ]  # fmt: skip
 
 PRICES = '''
@@ -418,9 +433,10 @@ async def record_all(path: str, clock: FakeClock, prices: Path) -> None:
         WORLD["limit"] = 2
         await passed(runtime, clock, 5 * HOUR)
         await (await runtime.get("resumed")).resume()
-        for run_id in ("goes back", "went back"):
+        for run_id in ("goes back", "went back", "hands on", "handed on"):
             await (await runtime.get(run_id)).send("go")
-        await (await runtime.get("went back")).send("number", 7)
+        for run_id in ("went back", "handed on"):
+            await (await runtime.get(run_id)).send("number", 7)
         await (await runtime.get("paused")).pause()
         await (await runtime.get("cancelled")).cancel("not wanted")
         await passed(runtime, clock, 60)
@@ -442,7 +458,8 @@ async def begin_all(runtime: Runtime) -> None:
         "agrees": agrees.call(), "agreed": agrees.call(), "reads": reads.call(), "read": reads.call(),
         "goes back": goes_back.call("g-1"), "went back": goes_back.call("g-2"), "resumed": researches.call("cocoa"),
         "relies on some": relies_on_some.call("small"), "relied on some": relies_on_some.call("small"),
-        "signs": signs_contract.call(), "signed": signs_contract.call(),
+        "signs": signs_contract.call(), "signed": signs_contract.call(), "hands on": hands_on.call("h-1"),
+        "handed on": hands_on.call("h-2"),
     }  # fmt: skip
     for run_id, call in calls.items():
         await runtime.start(call, id=run_id, tags={"kind": run_id}, goal="to be kept", scope={"customer": "ada"})
@@ -567,7 +584,7 @@ GOES_ON: dict[str, tuple[Act, Any]] = {
     "chapters": (say_go, 2), "hosted": (say_number, 10), "trip": (say_number, "saga: undone: charges 'trip'"),
     "agrees": (agree, 3), "reads": (give_number, 7), "goes back": (say_number, "27"), "resumed": (say_go, 8),
     "relies on some": (say_go, "told WHO"), "signs": (say_it_is_signed, "in blue"), "adopted": (say_number, 10),
-    "buys": (unblock, "WHATWHEN"),
+    "buys": (unblock, "WHATWHEN"), "hands on": (say_number, "27"),
 }  # fmt: skip
 """Of each run that has not ended: what people do, and what comes of it then."""
 
@@ -576,7 +593,7 @@ ENDED: dict[str, Any] = {
     "raised": "thoughtthought", "relied": "paid 41", "gives up": "nobody came", "hosted on": 10,
     "travelled": "saga: undone: charges 'trip'", "drops": "it took too long", "cards": "charged, and declined",
     "agreed": 3, "read": 7, "went back": "27", "relied on some": "told WHO", "signed": "in ink", "adopted on": 10,
-    "bought": "WHATWHEN",
+    "bought": "WHATWHEN", "handed on": "27",
 }  # fmt: skip
 """What became of those that have ended well."""
 

@@ -423,26 +423,6 @@ async def test_a_decision_that_keeps_going_stale_is_put_to_a_person(perdure_runt
     assert DONE == {}
 
 
-async def test_child_runs_are_not_gone_back_over(perdure_runtime: RuntimeUnderTest) -> None:
-    @workflow
-    async def child(order: str) -> str:
-        return order
-
-    @workflow
-    async def agent(order: str) -> str:
-        cents = await decide(order)
-        await child(f"{cents}")
-        await perdure.receive("go")
-        return await pay(order, cents)
-
-    run = await perdure_runtime.start(agent.call("o"), id="r")
-    await changed_in_between(perdure_runtime, run)
-    with pytest.raises(RunBlockedError, match="made again, it gives 42; the run has started child runs since"):
-        await run.result()
-    await run.unblock("keep", by="ann")
-    assert await run.result() == "paid 41"
-
-
 @workflow
 def in_thread(order: str) -> str:
     cents = decide_here(order)

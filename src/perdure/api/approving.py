@@ -34,6 +34,8 @@ Approvers = str | Iterable[str]
 
 QUESTION_CHARACTERS_MAX = 10_000
 QUORUM_MAX = 1_000
+READING = "premises:"
+"""How the names of steps begin that read what an approval rests on."""
 _PLAIN = codec_for(Any)
 
 
@@ -132,11 +134,16 @@ def _reading(asked: Asked) -> Made:
         return dict(zip(names, await gather(*(call.read() for call in calls)), strict=True))
 
     spec = StepSpec(
-        name=f"premises:{asked.name}", function=read, is_async=True, arguments=arguments_codec_for(read),
+        name=f"{READING}{asked.name}", function=read, is_async=True, arguments=arguments_codec_for(read),
         result=codec_for(dict[str, str]), reuse=False,
     )  # fmt: skip
     facts = {name: {"step": fact.spec.name, "arguments": fact.raw.decode()} for name, fact in asked.facts}
     return Made(spec, spec.arguments.dumps((facts,), {}))
+
+
+def is_reading(name: str) -> bool:
+    """Whether a step of that name reads what an approval rests on."""
+    return name.startswith(READING)
 
 
 class Asks(Protocol):

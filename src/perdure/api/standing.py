@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from perdure.api.approving import is_reading
 from perdure.api.checking import replayed
 from perdure.clock import MICROSECONDS, when
 from perdure.codec.exceptions import message_of
@@ -18,10 +20,11 @@ from perdure.errors import UsageError
 from perdure.history import events as e
 from perdure.history.spending import NOTHING, Amount
 from perdure.runtime.attempt import ATTEMPT, Attempt
+from perdure.runtime.dismissing import RUNS_PER_READ, done_by
 from perdure.runtime.load import Past
 from perdure.runtime.premises import place_of_result, readings_of, superseded_by
 from perdure.specs import WorkflowSpec
-from perdure.store.protocol import RunInfo, Store
+from perdure.store.protocol import Filter, RunInfo, Store, every_run
 
 
 class DecisionStanding(msgspec.Struct, frozen=True):
@@ -30,8 +33,8 @@ class DecisionStanding(msgspec.Struct, frozen=True):
     `stands`: None if that cannot be told, `why` says the reason in each case. `then`, `now`: its premises, plain JSON.
     `on_stale`: what would be done if it does not. `took_seconds`, `tokens`, `cost` (billionths of the currency unit):
     what making it again would cost, going by the last time. `reused`: how many later results would be had again, and
-    `owed`: which later effects would be owed, should it come to something else. `relied_on_by`: the effects that were
-    sent since, and before which it was checked."""
+    `owed`: which later effects would be owed, should it come to something else, those of children too. `relied_on_by`:
+    the effects that were sent since, and before which it was checked."""
 
     call: str
     stands: bool | None
@@ -62,11 +65,12 @@ async def decisions_of(
     with replayed(past, spec) as execution:
         decisions = execution.known.decisions
         asked, rests = dict(decisions.asked), dict(decisions.rests)
-    return [await _standing(past, rest, asked.get(key), now=now, provide=provide) for key, rest in rests.items()]
+    standing = partial(_standing, store, past, now=now, provide=provide)
+    return [await standing(rest, asked.get(key)) for key, rest in rests.items()]
 
 
 async def _standing(
-    past: Past, rest: Rest, asked: Asked | None, *, now: int, provide: Mapping[type, Any]
+    store: Store, past: Past, rest: Rest, asked: Asked | None, *, now: int, provide: Mapping[type, Any]
 ) -> DecisionStanding:
     event = rest.event
     found: Values = {}
@@ -88,12 +92,29 @@ async def _standing(
     on_stale = "" if rests is None else "a function" if callable(rests.on_stale) else str(rests.on_stale)
     used, took = _cost(past, event)
     later, result = _later(past, event)
-    reused = sum(type(each) in (e.StepCompleted, e.StepReused) for each in later if each is not result)
+    reused = sum(_is_had_again(each) for each in later if each is not result)
     return DecisionStanding(
         event.call, stands, why, on_stale, when(event.read_at), when(rest.valid_until) if rest.valid_until else None,
         plain(rest.values), plain(found), took, used.tokens, used.cost, reused,
-        tuple(each.label for each in later if isinstance(each, e.EffectSucceeded)), _relied_on_by(rest, later),
+        tuple(_owed(store, past.stored.info, later)), _relied_on_by(rest, later),
     )  # fmt: skip
+
+
+def _is_had_again(event: e.Event) -> bool:
+    """Whether a result would be. What an approval rests on is read anew whenever it is asked for."""
+    return type(event) in (e.StepCompleted, e.StepReused) and not is_reading(getattr(event, "name", ""))
+
+
+def _owed(store: Store, info: RunInfo, later: list[e.Event]) -> Iterator[str]:
+    """What the run has done itself, and what the children have done that it has started, and their children."""
+    for event in later:
+        if isinstance(event, e.EffectSucceeded) and not event.undoes:
+            yield event.label
+    started = (store.find(event.run_id) for event in later if isinstance(event, e.ChildStarted))
+    runs = {run.run_id: run for run in started if run is not None and run.parent_run_id == info.run_id}
+    for run in (left := list(runs.values())):
+        yield from (f"{debt.name} {debt.business_key!r} of {run.run_id}" for debt in done_by(store, run))
+        left += every_run(store, Filter(parent_run_id=run.run_id, limit=RUNS_PER_READ))
 
 
 async def _read(past: Past, rest: Rest, asked: Asked, provide: Mapping[type, Any]) -> Values:

@@ -203,6 +203,11 @@ def tell(event: e.AnyEvent) -> Told:
             return Told("cancelled by the workflow")
         case e.ChildStarted():
             return Told(f"child {event.run_id} {'attached to' if event.attached else 'started'}", "input")
+        case e.ChildDismissed():
+            by = f", which child {event.parent} has started," if event.parent else ""
+            return Told(f"child {event.run_id}{by} is not wanted any more: it is to stop")
+        case e.ChildOwed():
+            return Told(f"owes what child {event.run_id} has done", "output")
         case e.ChildEnded():
             return Told(f"child {event.run_id} {event.status}", "output" if event.status == "completed" else "error")
         case e.SectionStarted():

@@ -107,7 +107,8 @@ class EffectAsk(StepAsk, eq=False):
 
 class ChildAsk(Ask, eq=False):
     """A child run to be started and waited for. `is_started`: its start is recorded, or about to be. `grant`: the
-    approval that it is made under, if it was approved."""
+    approval that it is made under, if it was approved. `base`, `again`: its id, and what tells it from an earlier one
+    of the same, if the run has gone back since."""
 
     spec: WorkflowSpec
     input: bytes
@@ -116,6 +117,8 @@ class ChildAsk(Ask, eq=False):
     run_id: str = ""
     is_started: bool = False
     grant: Grant | None = None
+    base: str = ""
+    again: int = 0
 
     kind: ClassVar[str] = "child"
 

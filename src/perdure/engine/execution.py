@@ -22,6 +22,7 @@ from perdure.codec import Memo, ValueCodec, digest, load_exception, pack, withou
 from perdure.decisions import Request, approval_id, identity
 from perdure.engine import where
 from perdure.engine.calls import (
+    DEBT,
     NO_ATTEMPTS,
     Ask,
     Attempts,
@@ -57,6 +58,7 @@ from perdure.specs import SECONDS_MAX, EffectSpec, StepSpec, WorkflowSpec, recor
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from perdure.engine.leftovers import Leftovers
     from perdure.engine.owing import Debts
     from perdure.engine.rewinding import Owed
 
@@ -75,8 +77,8 @@ class Execution:
     __slots__ = (
         "_context", "_known", "_mailbox", "_randomness", "_refusals", "_root", "beginning", "cancel_carried",
         "cancelled", "children", "claims", "code_id", "commands", "debts", "ending", "failure", "holding", "is_closing",
-        "is_replaying", "is_unwinding", "log", "loop", "memo", "notes", "now_us", "on_interruption", "open",
-        "outcomes_left", "owed", "run_id", "sagas", "spec", "state",
+        "is_replaying", "is_unwinding", "leftovers", "log", "loop", "memo", "notes", "now_us", "on_interruption",
+        "open", "outcomes_left", "owed", "run_id", "sagas", "spec", "state",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +98,7 @@ class Execution:
         self.beginning = beginning
         self._known = known
         self.debts: Debts | None = None
+        self.leftovers: Leftovers | None = None
         self.owed = NOTHING_OWED
         self.log = log
         self.loop = DeterministicLoop(self)
@@ -169,8 +172,10 @@ class Execution:
     def _create_root(self, context: contextvars.Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopTask:
         main = self._main(args, kwargs)
         if self._known is not None and self._known.before is not None:
+            from perdure.engine.leftovers import Leftovers
             from perdure.engine.owing import Debts, settled
 
+            self.leftovers = Leftovers(self._known.before.children)
             self.owed, self.debts = dict(self._known.before.owed), Debts(self)
             main = settled(self, main, self.debts)
         return self.loop.new_task(main, context=context)
@@ -209,7 +214,7 @@ class Execution:
 
     def _deliver_other(self, event: e.Event, output: bytes | None) -> None:
         if self.debts is not None:
-            self.debts.hear(event)
+            self.debts.hear(event, output)
         if self.sagas and isinstance(event, e.EffectSucceeded | e.EffectFailed | e.SectionEnded):
             self._tell_saga(event, output)
         match event:
@@ -261,6 +266,8 @@ class Execution:
         ask = self.open.get(event.key)
         if isinstance(ask, ChildAsk):
             return ask.run_id != event.run_id
+        if event.task == DEBT:
+            return True
         return self.beginning.chapter > 0 and event.key not in self.cancelled and event.key not in self.known.children
 
     def _deliver_value(self, event: e.Keyed, output: bytes | None) -> None:
@@ -440,7 +447,7 @@ class Execution:
         code's."""
         if self.debts is None:
             return bool(self.open)
-        return not all(ask.is_about_debt for ask in self.open.values())
+        return self.debts.waits or not all(ask.is_about_debt for ask in self.open.values())
 
     def block_deadlocked(self) -> None:
         """Park a run that nothing can wake, showing what each of its tasks waits for."""
@@ -577,12 +584,26 @@ class Execution:
             return ChildAsk(NO_KEY, spec.name, 0, refused, spec, raw, packed, on_cancel)
         key, use, future = self._new_call(spec.name)
         ask = linked(ChildAsk(key, spec.name, use, future, spec, raw, packed, on_cancel))
-        started = self.known.children.get(key)
-        ask.is_started = started is not None
-        ask.run_id = run_id or (self._child_id(spec, key) if started is None else started.run_id)
-        self.children[key] = ask.run_id
+        ask.is_started = key in self.known.children
+        self.place_child(ask, run_id, run_id or self._child_id(spec, key))
         self._ask(ask, ask.packed.digest, raw)
         return ask
+
+    def place_child(self, ask: ChildAsk, named: str | None, base: str) -> None:
+        """Which run a call is for: the one that was recorded, or the one that its code names, or `base`. Since the run
+        has gone back, one that is left from before, or another one beside it."""
+        started = self.known.children.get(ask.key)
+        ask.base = base
+        if started is not None and (started.again or named is None):
+            ask.run_id, ask.again = started.run_id, started.again
+            if self.leftovers is not None:
+                self.leftovers.note_placed(ask)
+        elif self.leftovers is not None and started is None:
+            taken = {run_id for key, run_id in self.children.items() if key != ask.key} - {base}
+            self.leftovers.place(ask, is_named=named is not None, taken=taken)
+        else:
+            ask.run_id = base
+        self.children[ask.key] = ask.run_id
 
     def _child_id(self, spec: WorkflowSpec, key: Key) -> str:
         """Of a child that is started now; that of a recorded one may be of the run that this was forked from."""
@@ -793,6 +814,8 @@ class Execution:
             self.commands.append(Cancelled(ask))
         elif isinstance(ask, ChildAsk) and not ask.is_started:
             del self.open[ask.key]  # nobody has heard of it, so nobody would report its end
+            if self.leftovers is not None:
+                self.leftovers.let_go(ask)
         elif not isinstance(ask, ReceiveAsk):
             del self.open[ask.key]
             self.cancelled.add(ask.key)

@@ -30,6 +30,7 @@ class ForkPoints:
         self.run_id = run_id
         self.obstacles: list[UnderWay | None] = []
         self._open: dict[Key, UnderWay] = {}
+        self._children: dict[str, UnderWay] = {}
         self._asked: dict[Key, str] = {}
         self._approved: dict[str, tuple[Key, UnderWay]] = {}
         self._made: dict[str, UnderWay] = {}
@@ -42,14 +43,22 @@ class ForkPoints:
         match event:
             case e.ChapterStarted():
                 self._open.clear()  # of what an earlier chapter left to itself the run hears nothing
+                self._children.clear()
                 self._approved.clear()
                 self._made.clear()
             case e.EffectStarted():
                 self._open.setdefault(event.key, UnderWay(f"effect {event.label} is under way", seq))
                 self._approved.pop(event.approval, None)
             case e.ChildStarted():
-                self._open[event.key] = UnderWay(f"child run {event.run_id} is under way", seq)
-            case e.EffectSucceeded() | e.EffectFailed() | e.ChildEnded():
+                self._children[event.run_id] = UnderWay(f"child run {event.run_id} is under way", seq)
+            case e.ChildDismissed():
+                self._children[event.run_id] = UnderWay(f"child run {event.run_id} is being stopped", seq)
+            case e.ChildOwed():
+                self._children.pop(event.run_id, None)
+            case e.ChildEnded():
+                self._children.pop(event.run_id, None)
+                self._note_made(event)
+            case e.EffectSucceeded() | e.EffectFailed():
                 self._open.pop(event.key, None)
                 self._note_made(event)
             case _:
@@ -88,7 +97,7 @@ class ForkPoints:
             if isinstance(event, e.PremisesRead) and following.key == event.key and not event.renews:
                 return UnderWay("a result and what it rests on belong together", seq)
         approved = (under_way for _, under_way in self._approved.values())
-        all_of_it = (*self._open.values(), *self._made.values(), *approved)
+        all_of_it = (*self._open.values(), *self._children.values(), *self._made.values(), *approved)
         return min(all_of_it, key=lambda under_way: under_way.since, default=None)
 
     def last(self) -> int | None:

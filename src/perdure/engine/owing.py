@@ -24,7 +24,7 @@ from perdure.codec import codec_for
 from perdure.decisions import Request
 from perdure.engine.calls import DEBT, Key, RequestAsk
 from perdure.engine.loop import LoopTask
-from perdure.engine.rewinding import Owed, effect_named
+from perdure.engine.rewinding import Owed, Superseded, effect_named
 from perdure.engine.sagas import Done, Stage, WorkflowSaga
 from perdure.history import events as e
 
@@ -77,11 +77,13 @@ class Debts(WorkflowSaga):
         self.stage = Stage.UNDONE
         self.stand: set[str] = set()
         self._rewindings = 0
+        self._children_done: set[str] = set()
+        self._has_ended = False
         self._asks: dict[str, RequestAsk] = {}
         self._tasks: dict[str, LoopTask] = {}
 
     # ── as the history goes on ───────────────────────────────────────────────────────────────
-    def hear(self, event: e.Event) -> None:
+    def hear(self, event: e.Event, output: bytes | None) -> None:
         """Something was delivered that may be about a debt."""
         owed = self._execution.owed
         if isinstance(event, e.EffectSucceeded):
@@ -89,16 +91,53 @@ class Debts(WorkflowSaga):
                 self._no_longer_ask(event.operation)
         elif isinstance(event, e.Rewound):
             self._rewindings += 1
-            self._put(each for each in owed.values() if each.since == self._rewindings)
+            self._put([each for each in owed.values() if each.since == self._rewindings])
+        elif isinstance(event, e.ChildOwed):
+            self._children_done.add(event.run_id)
+            self._put(debts_of_child(output or b"[]"))
+            if self._known is not None and not self._known.done() and not self._children_left():
+                self._known.set_result(None)
 
     def _put(self, debts: Iterable[Owed]) -> None:
-        """Put debts to people, each in a task of its own."""
+        """Put debts to people, each in a task of its own; but for what was said before the run went back once more."""
+        execution = self._execution
+        before = execution.known.before or Superseded()
         for owed in debts:
-            path, _ = key_of(owed)
-            asking = self._ask_about(owed)
-            self._tasks[owed.operation] = self._execution.loop.new_task(
-                asking, path=path, context=contextvars.Context()
-            )
+            execution.owed[owed.operation] = owed
+            said = before.said.get(key_of(owed))
+            if owed.operation in before.struck or said == UNDONE:
+                del execution.owed[owed.operation]
+                before.struck.add(owed.operation)
+            elif said == STANDS:
+                self.stand.add(owed.operation)
+            else:
+                self._tasks[owed.operation] = execution.loop.new_task(
+                    self._ask_about(owed), path=key_of(owed)[0], context=contextvars.Context()
+                )
+
+    # ── children ─────────────────────────────────────────────────────────────────────────────
+    @property
+    def has_ended(self) -> bool:
+        """Whether the code has come to its end: no child is asked for any more."""
+        return self._has_ended
+
+    @property
+    def waits(self) -> bool:
+        """Whether the end of a child is waited for that nobody wants any more."""
+        return self._known is not None and not self._known.done()
+
+    def _children_left(self) -> bool:
+        """What counts is what was delivered: so it is the same whenever the run is loaded."""
+        left = self._execution.leftovers
+        return left is not None and any(each.run_id not in self._children_done for each in left.to_be_dismissed())
+
+    async def _all_known(self) -> None:
+        """Wait for the children that nobody wants any more: what they do is owed."""
+        self._has_ended = True
+        while self._children_left():
+            known: asyncio.Future[None] = self._execution.loop.create_future()
+            self._known = known
+            await self._outlast(known)
 
     def _no_longer_ask(self, operation: str) -> None:
         ask = self._asks.pop(operation, None)
@@ -131,6 +170,9 @@ class Debts(WorkflowSaga):
             self._no_longer_ask(operation)
         for task in list(self._tasks.values()):  # what somebody wants undone already
             await self._outlast(_end_of(task))
+        await self._all_known()
+        for operation in list(self._asks):  # of what those have done
+            self._no_longer_ask(operation)
         owed = self._execution.owed
         self.done = [self._done(each) for each in owed.values() if each.operation not in self.stand]
         owed.clear()
@@ -167,6 +209,32 @@ class OneDebt(WorkflowSaga):
 
 async def _end_of(task: LoopTask) -> None:
     await asyncio.wait([task])
+
+
+class OfChild(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An effect that a child has done, as it stands in the history of its parent. `input`: its arguments, if they are
+    kept."""
+
+    name: str
+    business_key: str
+    operation: str
+    order: int
+    output: msgspec.Raw
+    input: tuple[msgspec.Raw, ...] = ()
+
+
+_decode_debts = msgspec.json.Decoder(list[OfChild]).decode
+
+
+def debts_of_child(raw: bytes) -> list[Owed]:
+    """What a child run has done, which its parent owes."""
+    return [
+        Owed(
+            each.order, each.name, each.business_key, each.operation,
+            bytes(each.input[0]) if each.input else None, bytes(each.output),
+        )
+        for each in _decode_debts(raw)
+    ]  # fmt: skip
 
 
 def question_about(owed: Owed) -> Request:

@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perdure.engine.calls import Key
+from perdure.engine.leftovers import Leftover
 from perdure.history import events as e
-from perdure.specs import EffectSpec, StepSpec
+from perdure.specs import EffectSpec, StepSpec, WorkflowSpec
 
 SURVIVE = (
     e.MessageArrived, e.CancelRequested, e.PersonDecided, e.RunPaused, e.RunResumed, e.Patched, e.Adopted, e.TakenOver,
     e.RunForked, e.OfBudget, e.BudgetPriced, e.BudgetRaised, e.PremisesChecked, e.Rewound, e.ApprovalSpent,
+    e.ChildDismissed, e.ChildOwed,
 )  # fmt: skip
 """What is never superseded: what came from outside, and what is known about the run, not about its calls."""
 
@@ -60,12 +62,15 @@ class Owed(NamedTuple):
 class Superseded(msgspec.Struct):
     """What is known of that which does not count any more. `reusable`: by call, and by the digest of what counts of its
     arguments. `struck`: operations that were given up with it, or taken back: asked for again, they are done under an
-    id of their own. `had_again`: results that were, by where they stand."""
+    id of their own. `had_again`: results that were, by where they stand. `said`: what people have said of debts, by the
+    calls that have asked them. `children`: those that were started in it."""
 
     reusable: dict[Key, dict[bytes, Reusable]] = {}
     owed: dict[str, Owed] = {}
     struck: set[str] = set()
     had_again: set[int] = set()
+    said: dict[Key, bytes] = {}
+    children: dict[str, Leftover] = {}
 
     def found(self, key: Key, name: str, given: bytes) -> Reusable | None:
         """The result of the same call with the same arguments. Hosted code has no order: there it is any of its lane
@@ -134,9 +139,16 @@ def _renews(event: e.Event) -> bool:
 
 
 def effect_named(function: Any, name: str) -> EffectSpec | None:
-    """The effect of that name among what the code names; None if it cannot be found there."""
-    found = (spec for spec in declared(function) if isinstance(spec, EffectSpec) and name in (spec.name, *spec.aliases))
-    return next(found, None)
+    """The effect of that name among what the code names, or that of the workflows which it names; None if it cannot be
+    found there."""
+    functions: list[Any] = [function]
+    for each in functions:
+        for spec in declared(each):
+            if isinstance(spec, EffectSpec) and name in (spec.name, *spec.aliases):
+                return spec
+            if isinstance(spec, WorkflowSpec) and spec.function not in functions:
+                functions.append(spec.function)
+    return None
 
 
 def step_named(function: Any, name: str) -> StepSpec | None:

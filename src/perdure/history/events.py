@@ -301,15 +301,20 @@ class EffectNoted(Keyed, frozen=True, omit_defaults=True, gc=False, tag="effect.
 
 
 class ChildStarted(Keyed, frozen=True, omit_defaults=True, gc=False, tag="child.started"):
+    """`again`: the run has gone back since another child of the same id was started, and so its id ends with this
+    number."""
+
     run_id: str = ""
     version: int = 0
     input: bytes | None = None
     on_cancel: str = "wait"
     attached: bool = False
+    again: int = 0
 
 
 class ChildEnded(Keyed, frozen=True, omit_defaults=True, gc=False, tag="child.ended"):
-    """`output` is the child's result if `status` is completed, else the exception."""
+    """`output` is the child's result if `status` is completed, else the exception. One that no call waits for, since
+    the run has gone back, stands under the task `~`."""
 
     is_outcome: ClassVar[bool] = True
     run_id: str = ""
@@ -648,6 +653,23 @@ class Timer(msgspec.Struct, frozen=True, gc=False):
     deadline: int
 
 
+class ChildDismissed(AboutCall, frozen=True, omit_defaults=True, gc=False, tag="child.dismissed"):
+    """A child run that was started before the run went back, and that its new way does not want, is told to stop, if it
+    has not ended. The call is the one that had started it. Or it was started by such a child, `parent`."""
+
+    run_id: str = ""
+    parent: str = ""
+
+
+class ChildOwed(AboutCall, frozen=True, omit_defaults=True, gc=False, tag="child.owed"):
+    """A child run that was dismissed has ended: what it has done outside is owed from here on. `output`: which effects,
+    with their arguments and results."""
+
+    is_outcome: ClassVar[bool] = True
+    run_id: str = ""
+    output: bytes = b""
+
+
 class Rewound(Event, frozen=True, omit_defaults=True, gc=False, tag="run.rewound"):
     """The result of the step `task`, `n` did not stand, and the step, made again, has given another one, which follows.
     What stands from event `to` on is superseded: the run goes on as if that had not come yet.
@@ -727,6 +749,8 @@ AnyEvent = (
     | PremisesRead
     | PremisesChecked
     | Rewound
+    | ChildDismissed
+    | ChildOwed
 )
 
 KINDS: dict[type[Event], str] = {cls: str(cls.__struct_config__.tag) for cls in get_args(AnyEvent)}

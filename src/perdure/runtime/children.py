@@ -22,6 +22,7 @@ from perdure.specs import WorkflowSpec
 from perdure.store.protocol import FIRST_EPOCH, Exists, NewRun, RunInfo, Watch
 
 if TYPE_CHECKING:
+    from perdure.engine.leftovers import Ended
     from perdure.runtime.turn import Turns
 
 log = logging.getLogger("perdure")
@@ -38,7 +39,12 @@ class Children:
         """Start a child run: its first row and our note of it are one transaction."""
         if ask.is_started or ask.key in live.execution.known.children:
             return
+        has_gone_back = live.execution.leftovers is not None
+        if has_gone_back and self._turns.dismissing.waits(live, ask):
+            return
         if ask.grant is not None and not self._is_approved(live, ask, ask.grant):
+            return
+        if has_gone_back and self._turns.dismissing.attaches(live, ask):
             return
         sibling = next((new for new in live.new_runs if new.run_id == ask.run_id), None)
         if sibling is not None:
@@ -69,6 +75,8 @@ class Children:
             return False
         if refused is not None:
             ask.is_started = True
+            if live.execution.leftovers is not None:
+                live.execution.leftovers.let_go(ask)
             live.entries.extend(_failed(Entry(_child_started(ask), ask.packed), refused))
             self._turns.mark(live)
         return refused is None
@@ -133,6 +141,19 @@ class Children:
         if info.rid not in self._turns.live:
             self._turns.admit_new(info, new, input_raw)
 
+    def attach(self, live: LiveRun, ask: ChildAsk, ended: Ended | None) -> None:
+        """The run has gone back, and asks again for a child that it has started before: who watches it is told still;
+        if it has ended, that is had again."""
+        self._turns.on_child(ask.run_id)
+        ask.is_started = True
+        live.record(_child_started(ask, is_attached=True), input=ask.packed)
+        if ended is not None:
+            output = pack(ended.output, live.execution.memo)
+            of = (*ask.key, ask.name, ask.use)
+            event = e.ChildEnded(*of, ask.run_id, ended.status, output.digest)
+            live.record(event, raw=ended.output, output=output, delivers=True)
+        self._turns.mark(live)
+
     def _record(self, live: LiveRun, ask: ChildAsk, *, is_attached: bool) -> None:
         self._turns.on_child(ask.run_id)
         ask.is_started = True
@@ -176,7 +197,9 @@ class Children:
         asks = [ask for ask in execution.open.values() if isinstance(ask, ChildAsk) and ask.is_started]
         sections = [ask.key for ask in execution.open.values() if isinstance(ask, SectionAsk)]
         unclaimed = [c for key, c in execution.known.children.items() if key not in execution.children]
+        leftovers = [] if execution.leftovers is None else execution.leftovers.to_be_told()
         return [
+            *(child.run_id for child in leftovers),
             *(ask.run_id for ask in asks if ask.on_cancel == "wait"),
             *(run_id for key in sections for run_id in self._turns.sections.children_left(live, key)),
             *(child.run_id for child in unclaimed if child.on_cancel == "wait" and not child.is_in_section),
@@ -194,8 +217,9 @@ def _is_about(follow_up: Callable[[], None], new: NewRun) -> bool:
 
 def _child_started(ask: ChildAsk, *, is_attached: bool = False) -> e.ChildStarted:
     return e.ChildStarted(
-        *ask.key, ask.name, ask.use, ask.run_id, ask.spec.version, ask.packed.digest, ask.on_cancel, is_attached
-    )
+        *ask.key, ask.name, ask.use, ask.run_id, ask.spec.version, ask.packed.digest, ask.on_cancel, is_attached,
+        ask.again,
+    )  # fmt: skip
 
 
 def _refused(entry: Entry, other: RunInfo | NewRun) -> list[Entry]:

@@ -133,7 +133,7 @@ def take(turns: Turns, live: LiveRun, mail: Mail) -> None:
             arrived = e.MessageArrived(mail.key, packed.digest, mail.sent_at, mail.by)
             live.record(arrived, raw=mail.body, output=packed, delivers=True)
         case "child":
-            _take_child(live, mail)
+            _take_child(turns, live, mail)
         case "decide":
             turns.approvals.take(live, mail)
         case "cancel":
@@ -150,10 +150,12 @@ def without_secrets(mail: Mail) -> Mail:
     return mail._replace(body=hidden(mail.body))
 
 
-def _take_child(live: LiveRun, mail: Mail) -> None:
+def _take_child(turns: Turns, live: LiveRun, mail: Mail) -> None:
     key = msgspec.json.decode(mail.key, type=ChildKey)
     body = msgspec.json.decode(mail.body, type=EndingLetter)
     raw = bytes(body.output)
+    if live.execution.leftovers is not None and turns.dismissing.takes(live, key, body.status, raw):
+        return
     packed = pack(raw, live.execution.memo)
     event = e.ChildEnded(key.task, key.n, key.name, key.use, key.run_id, body.status, packed.digest)
     started = live.execution.known.children.get(event.key)

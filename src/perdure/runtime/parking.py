@@ -123,7 +123,7 @@ class Parking:
     def _waits_for(self, live: LiveRun) -> str:
         asks = (ask for ask in live.execution.open.values() if not ask.is_about_debt)
         kinds = {ask.kind for ask in asks} | self._turns.sections.waits_for(live)
-        if live.execution.holding:
+        if live.execution.holding or (live.execution.debts is not None and live.execution.debts.waits):
             kinds.add("child")
         for kind, reason in WAITS_FOR.items():
             if kind in kinds:

@@ -41,7 +41,6 @@ from perdure.decisions.premises import (
     changed,
     encode_values,
     plain,
-    short,
     told,
 )
 from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS, Attempts, StepAsk, linked
@@ -162,6 +161,8 @@ class Premises:
 
     def holds_back(self, live: LiveRun) -> bool:
         """Whether nothing of the run goes on before its decisions are checked."""
+        if live.execution.leftovers is not None:
+            self._turns.dismissing.look(live)
         check = self._checks.get(live)
         if check is not None and check.rewinding is not None:
             self._rewind(check, *check.rewinding)
@@ -464,12 +465,6 @@ class Premises:
         past = load.Past(self._turns.store.load(live.rid), self._turns.store)
         rewound = self._rewound(check, flight, past)
         superseded = superseded_by(rewound, past)
-        if any(isinstance(event, e.ChildStarted) for event in superseded):
-            self._put_to_a_person(
-                flight, f"made again, it gives {short(raw)}; the run has started child runs since, and does not go "
-                "back by itself"
-            )  # fmt: skip
-            return
         self._let_go_of_requests(live, superseded)
         live.record(rewound)
         self._record_read(flight, raw)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perdure.engine.calls import Key
-from perdure.engine.owing import STANDS, UNDONE, is_debt, key_of, order_of
-from perdure.engine.rewinding import Owed, Reusable, Superseded, split
+from perdure.engine.leftovers import Ended, Leftover, base_of
+from perdure.engine.owing import is_debt, order_of
+from perdure.engine.rewinding import Owed, Reusable, Split, Superseded, split
 from perdure.history import events as e
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def known_of_superseded(past: Past) -> tuple[Superseded, list[int]]:
                     order, event.name, event.business_key, event.operation, raw, output, since
                 )  # fmt: skip
             case e.PersonAnswered() if is_debt(event.key):
-                _note_said(superseded, event.key, past.output(place) or b"null")
+                superseded.said[event.key] = past.output(place) or b"null"
             case e.EffectFailed(how="cancelled"):
                 superseded.struck.add(event.operation)
             case e.StepCompleted():
@@ -50,6 +51,7 @@ def known_of_superseded(past: Past) -> tuple[Superseded, list[int]]:
                     superseded.reusable.setdefault(event.key, {})[given] = found_again
             case _:
                 pass
+    superseded.children = _children(past, found)
     for place in found.effective:
         event = past.events[place]
         if isinstance(event, e.StepReused):
@@ -60,13 +62,48 @@ def known_of_superseded(past: Past) -> tuple[Superseded, list[int]]:
     return superseded, found.effective
 
 
-def _note_said(superseded: Superseded, key: Key, said: bytes) -> None:
-    """What a person has decided about a debt stands, however often the run goes back."""
-    about = next((each for each in superseded.owed.values() if key_of(each) == key), None)
-    if about is not None and said in {STANDS, UNDONE}:
-        del superseded.owed[about.operation]
-        if said == UNDONE:
-            superseded.struck.add(about.operation)
+def _children(past: Past, found: Split) -> dict[str, Leftover]:
+    """Child runs that were started in what does not count any more, and what has become of each."""
+    own_from = max((place for place, event in enumerate(past.events) if isinstance(event, e.RunForked)), default=-1)
+    children: dict[str, Leftover] = {}
+    started: dict[tuple[Key, int], Leftover] = {}
+    own = {
+        event.run_id for place, event in enumerate(past.events)
+        if isinstance(event, e.ChildStarted) and not event.attached and place > own_from
+    }  # fmt: skip
+    ends = {event.run_id: place for place, event in enumerate(past.events) if isinstance(event, e.ChildEnded)}
+    for place, event in enumerate(past.events):
+        by = found.superseded.get(place, -1)
+        match event:
+            case e.ChildStarted() if by >= 0:
+                started[event.key, by] = children[event.run_id] = Leftover(
+                    event.key, event.name, event.use, event.run_id, base_of(event), event.version, event.input,
+                    is_own=event.run_id in own,
+                )  # fmt: skip
+            case e.CallCancelled() if (event.key, by) in started:
+                started[event.key, by].is_told = True
+            case e.ChildDismissed():
+                _note_dismissed(children, event)
+            case e.ChildOwed() if event.run_id in children:
+                children[event.run_id].is_owed = True
+            case _:
+                pass
+    for place in found.effective:
+        event = past.events[place]
+        if isinstance(event, e.ChildStarted) and event.run_id in children:
+            children[event.run_id].is_wanted = True
+    for run_id in ends.keys() & children.keys():
+        ended = past.events[ends[run_id]]
+        if isinstance(ended, e.ChildEnded):
+            children[run_id].ended = Ended(ended.status, past.output(ends[run_id]) or b"null")
+    return children
+
+
+def _note_dismissed(children: dict[str, Leftover], event: e.ChildDismissed) -> None:
+    if event.run_id not in children:  # a dismissed one has started it
+        base = children[event.parent].base
+        children[event.run_id] = Leftover(event.key, event.name, event.use, event.run_id, base, parent=event.parent)
+    children[event.run_id].is_dismissed = True
 
 
 def _forget(superseded: Superseded, past: Past, key: Key, *, before: int) -> None:

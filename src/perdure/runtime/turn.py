@@ -83,6 +83,7 @@ from perdure.store.protocol import (
 
 if TYPE_CHECKING:
     from perdure.gates.policy import Policy
+    from perdure.runtime.dismissing import Dismissing
     from perdure.runtime.forks import Forks
     from perdure.runtime.gates import Gates
     from perdure.runtime.premises import Premises
@@ -156,6 +157,7 @@ class Turns:
         self.transactions = Transactions(self)
         self._forks: Forks | None = None
         self._premises: Premises | None = None
+        self._dismissing: Dismissing | None = None
         self.live: dict[int, LiveRun] = {}
         self.pauses_from: int | None = None
         self.on_interruption = self.interrupted
@@ -222,6 +224,15 @@ class Turns:
 
     def _rest(self, flight: Flight, raw: bytes) -> None:
         self.premises.rest(flight, raw)
+
+    @property
+    def dismissing(self) -> Dismissing:
+        """Who sees to the children of runs that have gone back."""
+        if self._dismissing is None:
+            from perdure.runtime.dismissing import Dismissing
+
+            self._dismissing = Dismissing(self)
+        return self._dismissing
 
     # ── load ─────────────────────────────────────────────────────────────────────────────────
     def admit(self, claim: Claim) -> None:

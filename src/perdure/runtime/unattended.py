@@ -133,12 +133,12 @@ def _settled(rows: Iterable[Row]) -> Iterator[Entry]:
 
 def _children_left(rows: Iterable[Row]) -> list[str]:
     """Ids of child runs that are not to outlive this one."""
-    left: dict[tuple[str, int], str] = {}
+    left: dict[str, None] = {}
     for row in rows:
         if row.kind in {"child.started", "child.ended"}:
             event = e.decode(row.envelope)
             if isinstance(event, e.ChildStarted) and event.on_cancel == "wait":
-                left[event.key] = event.run_id
-            elif isinstance(event, e.ChildEnded) and left.get(event.key) == event.run_id:
-                del left[event.key]
-    return list(dict.fromkeys(left.values()))
+                left[event.run_id] = None
+            elif isinstance(event, e.ChildEnded):
+                left.pop(event.run_id, None)
+    return list(left)

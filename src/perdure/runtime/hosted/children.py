@@ -48,7 +48,8 @@ class HostedChildren:
             ask = ChildAsk(request.key, spec.name, request.key[1] + 1, future, spec, raw, request.packed, on_cancel)
             linked(ask)
             ask.is_started, ask.grant = request.record is not None, grant
-            ask.run_id = self.child_id(request)
+            self._live.execution.place_child(ask, run_id, run_id or self._derived_id(request))
+            request.child_id = ask.run_id
             request.is_wait = True
             is_new = not ask.is_started
             self._turns.children.start(self._live, ask)
@@ -62,10 +63,13 @@ class HostedChildren:
 
     def child_id(self, request: Request) -> str:
         """The id of a child run: as given, else derived from the call."""
+        return request.child_id or self._derived_id(request)
+
+    def _derived_id(self, request: Request) -> str:
         number = self._live.execution.beginning.chapter
         chapter = f"{number}:" if number else ""
         task, n = request.key
-        return request.child_id or f"{self._live.run_id}/{chapter}{task.replace('/', '.')}.{request.name}.{n}"
+        return f"{self._live.run_id}/{chapter}{task.replace('/', '.')}.{request.name}.{n}"
 
     def start(self, child: ChildCall) -> Request:
         """Start a child run, from a thread: it is recorded when this returns."""
