@@ -4,6 +4,7 @@ A line of the input is a job: a command in the shell's words. What a job said is
 Exits with 1 if one of them failed; the rest goes on.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -17,14 +18,19 @@ class Done(NamedTuple):
     code: int
     said: str
     seconds: float
+    processor_seconds: float
 
 
 def do(job: str) -> Done:
     began = time.monotonic()
-    done = subprocess.run(
-        job, shell=True, check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    return Done(job, done.returncode, done.stdout.decode(errors="replace"), time.monotonic() - began)
+    with subprocess.Popen(
+        job, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        said = process.stdout.read() if process.stdout else b""
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    seconds, processor_seconds = time.monotonic() - began, used.ru_utime + used.ru_stime
+    return Done(job, process.returncode, said.decode(errors="replace"), seconds, processor_seconds)
 
 
 def do_all(jobs: list[str], at_a_time: int) -> Iterator[Done]:
@@ -40,7 +46,8 @@ def do_all(jobs: list[str], at_a_time: int) -> Iterator[Done]:
 def main(at_a_time: str) -> int:
     began, failed = time.monotonic(), list[str]()
     for done in do_all([line.strip() for line in sys.stdin if line.strip()], int(at_a_time)):
-        took = f"took {done.seconds:.0f} s, ended after {time.monotonic() - began:.0f} s"
+        until = time.monotonic() - began
+        took = f"{done.seconds:.0f} s, {done.processor_seconds:.0f} s of a processor, until {until:.0f} s"
         print(f"\n== {done.job} ({took})\n{done.said}", end="", flush=True)
         if done.code:
             failed.append(done.job)
