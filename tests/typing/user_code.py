@@ -71,6 +71,11 @@ async def notify(claim: Claim) -> None:
     assert_type(perdure.attempt().number, int)
 
 
+@step(recovery="verify")
+async def decide(claim: Claim) -> bool:
+    return bool(claim)
+
+
 @effect(downstream=perdure.Idempotent())
 async def charge(claim: Claim, cents: int) -> Plan:
     return Plan([str(cents)])
@@ -86,7 +91,7 @@ async def undo_charge(done: Plan, claim: Claim, cents: int) -> None:
     assert_type(done, Plan)
 
 
-@effect(downstream=perdure.NoGuarantee())
+@effect(downstream=perdure.NoGuarantee(), relies_on=[decide, "policy"])
 def post(claim: Claim) -> int:
     return 1
 
@@ -119,6 +124,10 @@ async def agent(claim: Claim, limit: int = 3) -> list[str]:
     assert_type(the_plan, Plan)
     assert_type(await search("a", limit=limit), list[str])
     assert_type(await add.call(1, 2), int)
+    assert_type(await plan.with_premises({"model": "small"}, on_stale="block")(claim), Plan)
+    assert_type(await add.with_premises({"model": lambda: 3}).call(1, 2), int)
+    plan.with_premises({"model": "small"}, on_stale="forget")  # type: ignore[arg-type]
+    await plan.with_premises({"model": "small"})(3)  # type: ignore[arg-type]
     assert_type(await measure.call("text"), float)
     assert_type(await notify(claim), None)
 
