@@ -11,6 +11,7 @@ from tests.runtime.hosting import host_of, run_async
 
 import perdure
 from perdure import Idempotent, RunBlockedError, effect, step, workflow
+from perdure.audit.timeline import timeline
 from perdure.history import events as e
 from perdure.store.memory import MemoryStore
 from perdure.testing.clock import FakeClock
@@ -327,6 +328,27 @@ async def test_a_step_that_gives_something_else_takes_the_run_back(perdure_runti
     assert isinstance((await history(perdure_runtime))[rewound.to], e.PremisesRead)
 
 
+def test_it_is_told_how_often_a_result_came_back_from_the_history() -> None:
+    """Each time that a worker took the run over; and when the run went back to another decision."""
+
+    async def main() -> int:
+        clock, came_back = FakeClock(), -1
+        store = MemoryStore(clock)
+        agent = paying(deciding(on_stale="note"))
+        for _ in range(3):
+            async with RuntimeUnderTest(store.again(), clock=clock, workflows=[agent]) as runtime:
+                run = await runtime.start(agent.call("o"), id="r")
+                await run.send("nothing")
+                await runtime.run_dry()
+                (it,) = await run.stands()
+                came_back = it.came_back
+                await runtime.die()
+        return came_back
+
+    assert run_async(main()) == 2
+    assert DECIDED == [1]
+
+
 # ── named by the body ───────────────────────────────────────────────────────────────────────
 
 
@@ -359,6 +381,8 @@ async def test_a_body_can_name_what_its_result_rests_on(perdure_runtime: Runtime
     await perdure_runtime.run_dry()
     await perdure_runtime.advance(60)
     assert [(it.stands, it.then) for it in await run.stands()] == [(True, {"limit": 100, "price": 1})]
+    shown = [moment.value for moment in timeline(host_of(perdure_runtime).turns.store, 1) if "rests on" in moment.what]
+    assert shown == ['{"limit":100,"price":1}']
     WORLD["policy"] = 2
     (it,) = await run.stands()
     assert (it.stands, it.now["price"], it.why) == (False, 2, "0/offer#1 rests on price 1, which is 2 now")

@@ -34,7 +34,8 @@ class DecisionStanding(msgspec.Struct, frozen=True):
     `on_stale`: what would be done if it does not. `took_seconds`, `tokens`, `cost` (billionths of the currency unit):
     what making it again would cost, going by the last time. `reused`: how many later results would be had again, and
     `owed`: which later effects would be owed, should it come to something else, those of children too. `relied_on_by`:
-    the effects that were sent since, and before which it was checked."""
+    the effects that were sent since, and before which it was checked. `came_back`: how often the result was had from
+    the history instead, when a worker took the run over or the run went back: so often its cost was saved."""
 
     call: str
     stands: bool | None
@@ -50,6 +51,7 @@ class DecisionStanding(msgspec.Struct, frozen=True):
     reused: int
     owed: tuple[str, ...]
     relied_on_by: tuple[str, ...]
+    came_back: int
 
 
 async def decisions_of(
@@ -96,7 +98,7 @@ async def _standing(
     return DecisionStanding(
         event.call, stands, why, on_stale, when(event.read_at), when(rest.valid_until) if rest.valid_until else None,
         plain(rest.values), plain(found), took, used.tokens, used.cost, reused,
-        tuple(_owed(store, past.stored.info, later)), _relied_on_by(rest, later),
+        tuple(_owed(store, past.stored.info, later)), _relied_on_by(rest, later), _came_back(past, event),
     )  # fmt: skip
 
 
@@ -150,6 +152,12 @@ def _later(past: Past, event: e.PremisesRead) -> tuple[list[e.Event], e.Event | 
     found = past.events[place:]
     result = next((each for each in found if isinstance(each, e.StepCompleted) and each.key == event.key), None)
     return superseded_by(rewound, past), result
+
+
+def _came_back(past: Past, event: e.PremisesRead) -> int:
+    since = past.events[place_of_result(past, event.key) :]
+    reused = (isinstance(each, e.StepReused) and each.key == event.key for each in since)
+    return sum(reused) + sum(isinstance(each, e.TakenOver) for each in since)
 
 
 def _relied_on_by(rest: Rest, later: list[e.Event]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, assert_never
 
 from perdure.clock import MICROSECONDS, time_text
 from perdure.codec import told_exception, unpack
+from perdure.decisions.premises import decode_values, encode_values
 from perdure.engine.rewinding import split
 from perdure.gates.budget import told as _told
 from perdure.history import events as e
@@ -120,6 +121,8 @@ class _Teller:
         if inline is None and (not address or (slot == "input" and not getattr(event, "kept", True))):
             return ""
         raw = unpack(address or b"", inline, self._fetch)
+        if isinstance(event, e.PremisesRead):  # how to read them again is not for people
+            raw = encode_values(decode_values(raw)[0])
         return told_exception(raw) if slot == "error" else raw.decode()
 
 

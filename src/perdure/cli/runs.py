@@ -343,7 +343,7 @@ def stands(
         print_json([msgspec.to_builtins(each) for each in found])
         return ExitCode.OK
     rows = [_row_of_decision(each) for each in found]
-    columns = ("decision", "stands", "why", "if not", "made again", "after it")
+    columns = ("decision", "stands", "why", "if not", "made again", "saved so far", "after it")
     print_table(columns, rows, empty="no recorded result of this run rests on anything")
     return ExitCode.OK
 
@@ -356,7 +356,8 @@ def _row_of_decision(each: DecisionStanding) -> Sequence[str]:
     after += [f"relied on by {', '.join(each.relied_on_by)}"] if each.relied_on_by else []
     after += [f"owed: {', '.join(each.owed)}"] if each.owed else []
     stands = "cannot be told" if each.stands is None else "yes" if each.stands else "no"
-    return each.call, stands, each.why, each.on_stale, ", ".join(cost), "; ".join(after)
+    saved = f"{each.came_back} times that" if each.came_back else ""
+    return each.call, stands, each.why, each.on_stale, ", ".join(cost), saved, "; ".join(after)
 
 
 @app.command()
