@@ -94,7 +94,7 @@ def test_every_kind_of_event_is_kept() -> None:
 
 
 def kinds(path: Path) -> set[str]:
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
+    with closing(sqlite3.connect(f"file:{path}?immutable=1", uri=True)) as store:
         return {kind for (kind,) in store.execute("SELECT DISTINCT kind FROM events")}
 
 
