@@ -300,11 +300,11 @@ def store_tables() -> str:
     folder = ROOT / "src" / "perdure" / "store" / "sqlite" / "migrations"
     script = "".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.sql")))
     found = re.findall(r"((?:^--[^\n]*\n)*)^CREATE TABLE (\w+) \(\n((?:^ [^\n]*\n)*)", script, re.MULTILINE)
-    rows = [
-        (f"`{name}`", sentence(" ".join(line.removeprefix("--") for line in comment.splitlines())), _columns(body))
+    rows = {  # a table that a later migration makes anew is what that one says
+        name: (f"`{name}`", sentence(" ".join(row.removeprefix("--") for row in comment.splitlines())), _columns(body))
         for comment, name, body in found
-    ]
-    return table(("table", "what is in it", "columns"), rows)
+    }
+    return table(("table", "what is in it", "columns"), rows.values())
 
 
 def _columns(body: str) -> str:

@@ -1,12 +1,14 @@
-"""Over a budget that many runs share: the call is tried again by itself, in the next period and when it was raised."""
+"""Over a budget that many runs share: a call is tried again by itself, in the next period, when it was raised, and when
+others leave room."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from tests.runtime.hosting import eventually, host_of, is_in_memory, kinds, let_go, run_async
 
 import perdure
-from perdure import Budget, Idempotent, Run, RunBlockedError, Usage, effect, step, workflow
+from perdure import Budget, Idempotent, Retry, Run, RunBlockedError, Runtime, Usage, effect, step, workflow
 from perdure.gates.budget import Movement
 from perdure.history import events as e
 from perdure.history.spending import Amount, Limits
@@ -118,7 +120,7 @@ def test_in_the_next_period_it_goes_on(leaves: bool, hosted: bool) -> None:
     run_async(main())
 
 
-def test_who_finds_too_little_again_waits_on_and_nothing_is_recorded_of_that() -> None:
+def test_who_finds_too_little_again_waits_on_and_says_so_once_a_period() -> None:
     async def main() -> None:
         async with RuntimeUnderTest(budgets=[HOURLY]) as runtime:
             await spends(runtime, 90)
@@ -128,11 +130,12 @@ def test_who_finds_too_little_again_waits_on_and_nothing_is_recorded_of_that() -
             for hour in (1, 2):
                 taken_already(runtime, now - now % HOUR + hour * HOUR)
                 await runtime.advance(timedelta(hours=1))
-                assert await blocks(run) == ["run.blocked"]
+                assert await blocks(run) == ["run.blocked"] * (hour + 1)
                 await let_go(runtime, "r")
+                assert await blocks(run) == ["run.blocked"] * (hour + 1)
             await runtime.advance(timedelta(hours=1))
             assert await run.result() == 60
-            assert await blocks(run) == ["run.blocked", "run.unblocked"]
+            assert await blocks(run) == [*["run.blocked"] * 3, "run.unblocked"]
 
     run_async(main())
 
@@ -423,6 +426,126 @@ def test_one_raise_by_way_of_any_run_is_enough_for_all(programs: list[list[int]]
             assert [await run.result() for run in runs] == [sum(tokens) for tokens in programs]
 
     run_async(main())
+
+
+def test_a_raise_that_is_too_little_leaves_it_to_the_next_one() -> None:
+    async def main() -> None:
+        async with two_workers(FOREVER) as (one, other):
+            await spends(one, 90)
+            large = await one.start(thinks.call(500), id="large", tags=TEAM)
+            waits = await other.start(thinks.call(200), id="waits", tags=TEAM)
+            for run in (large, waits):
+                await is_stuck(run)
+            for tokens in (150, 300):
+                await one.raise_budget("large", tokens=tokens, by="ann", budget="tag team=x")
+                await one.run_dry()
+                await other.advance(0.2)
+                await other.run_dry()
+            assert await waits.result() == 200
+
+    run_async(main())
+
+
+# ── others have used less than they had reserved ────────────────────────────────────────────
+
+GOES: dict[str, asyncio.Event] = {}
+
+
+@step(retry=Retry(max_attempts=1))
+async def saves(name: str, expected: int, used: int) -> int:
+    if used >= 0:
+        perdure.used(tokens=used)
+    if name in GOES:
+        await GOES[name].wait()
+    else:  # long enough for others to come and find too little
+        for _ in range(50):
+            await asyncio.sleep(0)
+    if used < 0:
+        raise ConnectionRefusedError("nothing of it was done")
+    return used
+
+
+@saves.estimate
+def _(name: str, expected: int, used: int) -> Usage:
+    return Usage(tokens=expected)
+
+
+@workflow
+async def saver(name: str, expected: int, used: int) -> int:
+    return await saves(name, expected, used)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("how", ["uses less", "fails", "is cancelled", "is over by force"])
+def test_room_that_another_process_leaves_is_taken_by_those_for_whom_it_is_enough(
+    tmp_path: Path, how: str, leaves: bool
+) -> None:
+    """The first holds all there is; of those that wait two fit into what it has not used, the largest does not."""
+    store = str(tmp_path / "perdure.db")
+
+    async def main() -> None:
+        GOES.clear()
+        GOES.update({name: asyncio.Event() for name in ("first", "large", "r1", "r2", "r3")})
+        async with (
+            Runtime(store, workflows=[saver], budgets=[FOREVER]) as one,
+            Runtime(store, workflows=[saver], budgets=[FOREVER]) as other,
+        ):
+            first = await one.start(saver.call("first", 100, -1 if how == "fails" else 10), id="first", tags=TEAM)
+            await eventually(lambda: has_begun(first))
+            wants = {"large": 95, "r1": 45, "r2": 45, "r3": 45}
+            if how == "fails":
+                wants["large"] = 101
+            runs = {
+                name: await other.start(saver.call(name, tokens, tokens), id=name, tags=TEAM)
+                for name, tokens in wants.items()
+            }
+            for run in runs.values():
+                await is_stuck(run)
+            if leaves:
+                for name in runs:
+                    await let_go(other, name)
+            if how == "is cancelled":
+                await first.cancel()
+            elif how == "is over by force":
+                await first.cancel(force=True)
+            GOES["first"].set()
+            await eventually(lambda: begun(runs, "r1", "r2"), "both go on")
+            for name in ("r1", "r2"):
+                GOES[name].set()
+                assert await runs[name].result(wait_blocked=True, timeout=20) == 45
+            assert sorted(entry.run_id for entry in await other.inbox()) == ["large", "r3"]
+            assert [await blocks(runs[name]) for name in ("large", "r3")] == [["run.blocked"]] * 2, "nobody woke them"
+
+    run_async(main())
+
+
+def test_a_crash_at_any_write_of_leaving_room() -> None:
+    """What was interrupted counts as reserved, and may leave too little for all: then somebody raises it. Else nobody
+    needs to do anything."""
+
+    async def scenario(runtime: RuntimeUnderTest) -> list[int]:
+        GOES.clear()
+        runs = [await runtime.start(saver.call("r", 60, 10), id=f"r{n}", tags=TEAM) for n in range(3)]
+        await runtime.run_dry()
+        spent = [each.event for run in runs for each in await run.history() if isinstance(each.event, e.BudgetSpent)]
+        stuck = [entry.run_id for entry in await runtime.inbox() if entry.budget is not None]
+        if stuck and any(event.how == "interrupted" for event in spent):
+            with contextlib.suppress(perdure.UsageError):
+                await runtime.raise_budget(stuck[0], tokens=1000, by="ann")
+        return [await run.result() for run in runs]
+
+    async def main() -> None:
+        assert (await sweep_crashes(scenario, budgets=[FOREVER])).result == [10, 10, 10]
+
+    run_async(main())
+
+
+async def has_begun(run: Run[Any]) -> bool:
+    return "budget.reserved" in await kinds(run)
+
+
+async def begun(runs: Mapping[str, Run[Any]], *names: str) -> bool:
+    return all([await has_begun(runs[name]) for name in names])
 
 
 def test_a_raise_reaches_runs_of_the_same_worker_that_writes_nothing_else() -> None:

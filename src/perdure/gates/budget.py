@@ -236,13 +236,55 @@ class SharedAccount(NamedTuple):
     held: Amount = NOTHING
     raised: Limits = NO_LIMITS
 
+    def taken(self, unit: str) -> int:
+        """What is used or reserved of a unit."""
+        return self.used.of(unit) + self.held.of(unit) if unit else 0
+
+
+class Awaited(NamedTuple):
+    """What a call waits for: so much of a unit (0: anything), under this limit. No unit: that is not known."""
+
+    unit: str = ""
+    wanted: int = 0
+    limit: int = 0
+
+    def fits(self, taken: int) -> bool:
+        """Whether there is room for it, with so much used and reserved."""
+        return not self.unit or taken + max(self.wanted, 1) <= self.limit
+
+
+class Waiter(NamedTuple):
+    """A call of a run that waits for a shared account. `call`: `task/n`."""
+
+    rid: int
+    call: str
+    awaited: Awaited
+
+
+def with_room(waiting: Iterable[Waiter], now: SharedAccount) -> list[Waiter]:
+    """For whom there is room, in the order given, each beside those before it.
+
+    >>> waiting = [Waiter(rid, "0/0", Awaited("tokens", wanted, 10)) for rid, wanted in enumerate((9, 4, 3, 2))]
+    >>> [each.rid for each in with_room(waiting, SharedAccount("a", 0, Amount(3)))]
+    [1, 2]
+    """
+    found: list[Waiter] = []
+    given: dict[str, int] = {}
+    for each in waiting:
+        unit, wanted, _ = each.awaited
+        taken = now.taken(unit) + given.get(unit, 0)
+        if each.awaited.fits(taken):
+            given[unit] = given.get(unit, 0) + wanted
+            found.append(each)
+    return found
+
 
 class Movement(NamedTuple):
     """How one event changes a shared account: so much more is used, and held (or less).
 
     `limits`: it is judged by these, and refused if too little is left; None: it changes the account in any case.
     `wants`: what is judged then. `call`: whose it is. `raised`: limits that a person has set; each other run that waits
-    for that gets `tells`, the body of an `unblock` letter. `waits`: the run is one of those from now on."""
+    gets `tells` then, the body of an `unblock` letter. `waits`: the call waits for that, or for room, from now on."""
 
     account: str
     since: int
@@ -253,7 +295,12 @@ class Movement(NamedTuple):
     unsaid: tuple[str, ...] = ()
     raised: Limits | None = None
     tells: bytes = b""
-    waits: bool = False
+    waits: Awaited | None = None
+
+    @property
+    def frees(self) -> bool:
+        """Whether it leaves more room than there was before."""
+        return any(self.used.of(unit) + self.held.of(unit) < 0 for unit in UNITS)
 
 
 def moved(before: SharedAccount, movement: Movement) -> SharedAccount | Shortfall:
@@ -351,7 +398,7 @@ def explained(short: Shortfall) -> str:
 
 
 __all__ = [
-    "ABOUT_BUDGETS", "Account", "Movement", "Share", "SharedAccount", "Wanted", "account_at", "account_name",
-    "explained", "limits_of", "merged", "money", "moved", "period_after", "period_of", "raised", "shortfall",
-    "spent_of", "tighter", "told", "use_said", "wanted", "wanted_again",
+    "ABOUT_BUDGETS", "Account", "Awaited", "Movement", "Share", "SharedAccount", "Waiter", "Wanted", "account_at",
+    "account_name", "explained", "limits_of", "merged", "money", "moved", "period_after", "period_of", "raised",
+    "shortfall", "spent_of", "tighter", "told", "use_said", "wanted", "wanted_again", "with_room",
 ]  # fmt: skip

@@ -24,6 +24,7 @@ from perdure.errors import OverBudget, StoreError, UsageError
 from perdure.gates.budget import (
     PRICE,
     Account,
+    Awaited,
     Movement,
     SharedAccount,
     Wanted,
@@ -168,14 +169,14 @@ class Budgets:
             before = attempts.get(ask.key, NO_ATTEMPTS)
             attempts[ask.key] = before._replace(failed=flight.number, first_at=flight.first_at)
         self._turns.performer.end(flight)
-        hint = f"{ask.label}: {self._unpriced(live) if short.unit == PRICE else explained(short)}"
         if not short.budget:
+            hint = f"{ask.label}: {self._unpriced(live) if short.unit == PRICE else explained(short)}"
             self._turns.parking.block_call(live, "over_budget", hint, flight, short)
             return
         short = msgspec.structs.replace(short, until=self._until(live, short))
-        hint += f"; it is tried again by itself at {time_text(short.until)}" if short.until else ""
+        hint = _hint(ask.label, short)
         self._turns.parking.block_call(live, "over_budget", hint, flight, short, (_waits(short, ask.key),))
-        live.then += (partial(self.look_again, live),)  # it may have been raised before this one was known to wait
+        live.then += (partial(self.look_again, live),)  # there may be enough since before this one was known to wait
 
     def wait_too(self, live: LiveRun) -> None:
         """A fork begins where calls wait for what many share: it is told of a raise as its original is."""
@@ -190,35 +191,47 @@ class Budgets:
         shorts = [blocked.short for blocked in live.blocked_calls.values() if blocked.short is not None]
         return min((short.until for short in shorts if short.until), default=None)
 
-    def look_again(self, live: LiveRun) -> None:
-        """Let calls go on that wait for a budget, where there is enough by now: others raised what they share, a period
-        began, or calls under way have used less than they had reserved. Nothing is recorded of those that wait on."""
+    def look_again(self, live: LiveRun, *, is_told: bool = False) -> None:
+        """Let calls go on that wait for a budget, where there is enough by now: others raised what they share, or used
+        less of it than they had reserved; a period began; or calls of this run have used less. Of those that wait on
+        something is recorded only if they were told (`is_told`), which the store does once; or in another period."""
         if live.is_in_turn:
-            live.deferred += (partial(self.look_again, live),)
+            live.deferred += (partial(self.look_again, live, is_told=is_told),)
             return
         if live.is_gone or live.is_leaving:
             return
         for key, blocked in list(live.blocked_calls.items()):
             if blocked.short is None:
                 continue
-            look = self._shared_again_at if blocked.short.budget else self._own_again_at
-            until = look(live, blocked.short)
-            if until is None:
+            look = self._shared_now if blocked.short.budget else self._own_now
+            short = look(live, blocked.short)
+            if short is None:
                 again = mail.ControlLetter("there is enough in it again", choice="retry")
                 mail.try_again(self._turns, live, again, key)
                 self._turns.mark(live)
+            elif short.budget and (is_told or short.since != blocked.short.since):
+                self._wait_on(live, blocked, key, short)
             else:
-                short = msgspec.structs.replace(blocked.short, until=until)
+                short = msgspec.structs.replace(blocked.short, until=short.until)
                 live.blocked_calls[key] = msgspec.structs.replace(blocked, short=short)
 
-    def _own_again_at(self, live: LiveRun, short: Shortfall) -> int | None:
-        """None if there is enough of what was reserved by other calls when this one was stuck; else 0."""
-        if live.account is None or not short.held:
-            return 0
-        return None if live.account.shortfall(wanted_again(short), elapsed=0) is None else 0
+    def _wait_on(self, live: LiveRun, blocked: e.RunBlocked, key: Key, short: Shortfall) -> None:
+        """Others were faster, or it is still too little: whoever makes room next is to tell this one again."""
+        again = msgspec.structs.replace(blocked, short=short, hint=_hint(blocked.call or "", short))
+        self._turns.parking.block(live, again, (_waits(short, key),))
+        live.then += (partial(self.look_again, live),)
 
-    def _shared_again_at(self, live: LiveRun, short: Shortfall) -> int | None:
-        """When to look again whether there is enough; None if there is, 0 if that is for a person to bring about."""
+    def _own_now(self, live: LiveRun, short: Shortfall) -> Shortfall | None:
+        """None if there is enough of what was reserved by other calls when this one was stuck; else it is for a person
+        to bring that about."""
+        if live.account is None or not short.held:
+            return msgspec.structs.replace(short, until=0)
+        is_enough = live.account.shortfall(wanted_again(short), elapsed=0) is None
+        return None if is_enough else msgspec.structs.replace(short, until=0)
+
+    def _shared_now(self, live: LiveRun, short: Shortfall) -> Shortfall | None:
+        """How much is missing by now, None if nothing is. `until`: when to look again; 0 if that is for a person to
+        bring about."""
         shares = self._shares(live)
         at = next((share for share in shares if share.account == short.budget), None)
         if at is None:  # nobody limits it any more
@@ -227,10 +240,11 @@ class Budgets:
             found = self._turns.store.accounts(*at)
         except StoreError:
             self._turns.on_trouble()
-            return self._turns.clock.now() + UNREADABLE_MICROSECONDS
+            return msgspec.structs.replace(short, until=self._turns.clock.now() + UNREADABLE_MICROSECONDS)
         now = found[0] if found else SharedAccount(*at)
-        limits = raised(shares[at], now.raised)
-        return None if shortfall(limits, now.used, now.held, wanted_again(short)) is None else self._until(live, short)
+        limits, wants = raised(shares[at], now.raised), wanted_again(short)
+        missing = shortfall(limits, now.used, now.held, wants, budget=at.account, since=at.since)
+        return None if missing is None else msgspec.structs.replace(missing, until=self._until(live, short))
 
     def _until(self, live: LiveRun, short: Shortfall) -> int:
         """When the next period begins; 0 if there is none, or if the call wants more than any period has."""
@@ -413,8 +427,15 @@ class Budgets:
 
 
 def _waits(short: Shortfall, call: Key) -> Movement:
-    """From now on the run is told when somebody raises this."""
-    return Movement(short.budget, short.since, call, waits=True)
+    """From now on the run is told when somebody raises this, or leaves room for this call."""
+    awaited = Awaited(short.unit, short.wanted or 0, short.limit)
+    return Movement(short.budget, short.since, call, waits=awaited)
+
+
+def _hint(call: str, short: Shortfall) -> str:
+    """What people read about a call that waits for what many share."""
+    soon = f"; it is tried again by itself at {time_text(short.until)}" if short.until else ""
+    return f"{call}: {explained(short)}{soon}"
 
 
 def settled(reserved: e.BudgetReserved, *, has_begun: bool) -> Entry:

@@ -26,6 +26,7 @@ log = logging.getLogger("perdure.inbox")
 
 REFUSED = "; refused: "
 RAISED = "raised"
+FREED = "freed"
 """The choice of a letter that no person writes: the store sends it to whoever waits for an account that was raised."""
 
 NO_VALUE = "no value can unblock this: "
@@ -82,6 +83,8 @@ def told(mail: Mail) -> str:
     body = msgspec.json.decode(mail.body, type=ControlLetter)
     if body.choice == RAISED:
         return f"the budget was raised by {body.by}"
+    if body.choice == FREED:
+        return "there is room in the budget again"
     kind = "settle" if body.choice in {"succeeded", "failed"} else mail.kind
     what = kind + (" --force" if body.force else "") + (f" --{body.choice}" if body.choice else "")
     return what + (f" of {body.call}" if body.call else "") + (f" by {body.by}" if body.by else "")
@@ -183,8 +186,8 @@ def _take_pause(turns: Turns, live: LiveRun, kind: str, letter: ControlLetter) -
 
 def _take_unblock(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
     """A decision about a call that nobody waits for any more, or that was decided meanwhile, changes nothing."""
-    if letter.choice == RAISED:
-        turns.budgets.look_again(live)
+    if letter.choice in {RAISED, FREED}:
+        turns.budgets.look_again(live, is_told=True)
         return
     if letter.limits is not None:
         if _is_refused(turns, live, letter, e.RunBlocked("over_budget", "")):

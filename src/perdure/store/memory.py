@@ -17,7 +17,7 @@ from perdure.clock import MICROSECONDS, Clock, SystemClock
 from perdure.codec.packing import position_of, told
 from perdure.decisions import ApprovalEntry
 from perdure.errors import HistoryCorruptError, StoreError
-from perdure.gates.budget import Movement, SharedAccount
+from perdure.gates.budget import Awaited, Movement, SharedAccount, Waiter, with_room
 from perdure.history.spending import Share
 from perdure.ledger.entry import LedgerEntry
 from perdure.store import rules
@@ -139,7 +139,9 @@ class _Shared:
     effects: dict[str, LedgerEntry] = field(default_factory=dict[str, LedgerEntry])
     approvals: dict[str, ApprovalEntry] = field(default_factory=dict[str, ApprovalEntry])
     accounts: dict[Share, SharedAccount] = field(default_factory=dict[Share, SharedAccount])
-    account_waits: dict[Share, set[int]] = field(default_factory=dict[Share, set[int]])
+    account_waits: dict[Share, dict[tuple[int, str], Awaited]] = field(
+        default_factory=dict[Share, dict[tuple[int, str], Awaited]]
+    )
     posts: dict[str, _Post] = field(default_factory=dict[str, "_Post"])
     notes: dict[tuple[str, str], Note] = field(default_factory=dict[tuple[str, str], Note])
     uses: dict[tuple[str, str], _Used] = field(default_factory=dict[tuple[str, str], "_Used"])
@@ -324,19 +326,31 @@ class MemoryStore:
         return rules.spend(append.spending, lambda account, since: accounts.get(Share(account, since)))
 
     def _see_to_waiting(self, append: Append, movement: Movement) -> None:
-        """Of runs that wait until somebody raises an account: note this one, or tell them all."""
+        """Of calls that wait until there is more in an account: note this one, or tell them all."""
         at = Share(movement.account, movement.since)
         waits = self._shared.account_waits
         if movement.waits:
             for earlier in [each for each in waits if each.account == at.account and each.since < at.since]:
                 del waits[earlier]
-            waits.setdefault(at, set()).add(append.rid)
+            waits.setdefault(at, {})[append.rid, rules.call_that_waits(movement)] = movement.waits
             return
-        for rid in sorted(waits.pop(at, set()) - {append.rid}):
+        self._tell_all(append, [rid for rid, _ in sorted(waits.pop(at, {}))], movement.tells)
+
+    def _tell_of_room(self, append: Append, now: SharedAccount) -> None:
+        """Those who wait for what is free now are told, each once; who is too late says again that it waits."""
+        waits = self._shared.account_waits.get(Share(now.account, now.since), {})
+        others = [Waiter(*whose, awaited) for whose, awaited in sorted(waits.items()) if whose[0] != append.rid]
+        found = with_room(others, now)[: rules.WAITERS_TOLD_MAX]
+        for each in found:
+            del waits[each.rid, each.call]
+        self._tell_all(append, [each.rid for each in found], rules.ROOM)
+
+    def _tell_all(self, append: Append, rids: Iterable[int], body: bytes) -> None:
+        for rid in dict.fromkeys(rids):
             waiting = self._shared.runs.get(rid)
-            if waiting is not None and not waiting.info.status.is_final:
+            if rid != append.rid and waiting is not None and not waiting.info.status.is_final:
                 letter_id = rules.raise_letter_id(append.id, rid)
-                self._deliver(waiting, letter_id, "unblock", "", movement.tells, self._clock.now())
+                self._deliver(waiting, letter_id, "unblock", "", body, self._clock.now())
 
     def _apply(self, run: _Run, append: Append) -> None:
         if append.rows:
@@ -360,6 +374,8 @@ class MemoryStore:
         spent = self._spend(append)
         if not isinstance(spent, Overdrawn):
             self._shared.accounts |= spent
+            for at in rules.freed(append.spending):
+                self._tell_of_room(append, spent[at])
         for movement in append.spending:
             if movement.waits or movement.tells:
                 self._see_to_waiting(append, movement)

@@ -207,7 +207,8 @@ class Append(msgspec.Struct, frozen=True, gc=False):
     id. `posts` are messages for the outbox; one whose id is there already changes nothing. `uses` count against rates;
     if one of those is used up the whole append is refused with `OverRate`. `notes` are kept with it. `spending` changes
     accounts that many runs share, in the order given; if one of these movements is refused by `gates.budget.moved` the
-    whole append is, with `Overdrawn`. A movement that raises an account tells the runs that wait for it, once each.
+    whole append is, with `Overdrawn`. A movement that raises an account tells the runs that wait for it, once each; one
+    that leaves room those for whose calls there is enough by then, in the order of `rid`, at most a hundred.
 
     Judged in this order: Missing, the same append again, Fenced, Ended, Moved, Exists, Held, OverRate, Overdrawn. A
     plain append (rows and blobs alone) does not touch the index row, so `updated_at` stands still.

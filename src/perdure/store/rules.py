@@ -103,8 +103,25 @@ def refused(
     return Refused(*following) if isinstance(following, Refusal) else None
 
 
+ROOM = b'{"choice":"freed"}'
+"""What a run is told that waits for an account in which there is room again: the body of an `unblock` letter."""
+WAITERS_TOLD_MAX = 100
+"""So many at a time: each that begins and uses less than it reserved makes room for others."""
+
+
+def call_that_waits(movement: Movement) -> str:
+    """How a waiting call stands in the store."""
+    task, n = movement.call
+    return f"{task}/{n}"
+
+
+def freed(spending: Iterable[Movement]) -> set[Share]:
+    """The accounts in which these movements may leave more room than there was."""
+    return {Share(each.account, each.since) for each in spending if each.frees}
+
+
 def raise_letter_id(append_id: bytes, rid: int) -> bytes:
-    """The id of the letter that tells a run that an account was raised for which it waits."""
+    """The id of the letter that tells a run that there may be enough in an account for which it waits."""
     return hashlib.blake2b(b"%b/%d" % (append_id, rid), digest_size=16).digest()
 
 

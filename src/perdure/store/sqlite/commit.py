@@ -8,13 +8,14 @@ last commit left in memory (`Facts`) and reads nothing.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from perdure.gates.budget import Movement, SharedAccount
+from perdure.gates.budget import Awaited, Movement, SharedAccount, Waiter, with_room
+from perdure.history.spending import UNITS
 from perdure.ledger.entry import LedgerEntry
 from perdure.store import rules
 from perdure.store.protocol import (
@@ -338,24 +339,39 @@ class Commit:
         if not isinstance(spent, Overdrawn):  # that was judged before
             for account in spent.values():
                 self._sql("write_account", *account_columns(account))
+            for at in rules.freed(append.spending):
+                self._tell_of_room(append, spent[at])
         for movement in append.spending:
             if movement.waits or movement.tells:
                 self._see_to_waiting(append, movement)
 
     def _see_to_waiting(self, append: Append, movement: Movement) -> None:
-        """Of runs that wait until somebody raises an account: note this one, or tell them all."""
+        """Of calls that wait until there is more in an account: note this one, or tell them all."""
         at = movement.account, movement.since
         if movement.waits:
             self._sql("forget_earlier_waits", *at)
-            self._sql("insert_wait", *at, append.rid)
+            self._sql("insert_wait", *at, append.rid, rules.call_that_waits(movement), *movement.waits)
             return
         waiting = self._sql("waits_for", *at, append.rid).fetchall()
         self._sql("clear_waits", *at)
-        for (rid,) in waiting:
+        self._tell_all(append, [rid for (rid,) in waiting], movement.tells)
+
+    def _tell_of_room(self, append: Append, now: SharedAccount) -> None:
+        """Those who wait for what is free now are told, each once; who is too late says again that it waits."""
+        at = now.account, now.since
+        taken = [now.taken(unit) for unit in UNITS]
+        rows = self._sql("waits_with_room", *at, append.rid, *taken, rules.WAITERS_TOLD_MAX).fetchall()
+        found = with_room((Waiter(rid, call, Awaited(*awaited)) for rid, call, *awaited in rows), now)
+        for each in found:
+            self._sql("forget_wait", *at, each.rid, each.call)
+        self._tell_all(append, [each.rid for each in found], rules.ROOM)
+
+    def _tell_all(self, append: Append, rids: Iterable[int], body: bytes) -> None:
+        for rid in dict.fromkeys(rids):
             found = self._sql("addressee_by_rid", rid).fetchone()
             if found is not None and not Status(found[1]).is_final:
                 letter_id = rules.raise_letter_id(append.id, rid)
-                self._deliver(Addressee(*found), letter_id, "unblock", "", movement.tells, self._now)
+                self._deliver(Addressee(*found), letter_id, "unblock", "", body, self._now)
 
     # ── changes of the index row ─────────────────────────────────────────────────────────────
     def _change(self, rid: int, change: Change) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from perdure.gates.budget import Movement, SharedAccount
+from perdure.gates.budget import Awaited, Movement, SharedAccount
 from perdure.history.spending import NO_LIMITS, NOTHING, Amount, Limits
 from perdure.store.protocol import Change, Ended, Fenced, Moved, Overdrawn, Status
+from perdure.store.rules import ROOM
 from perdure.testing.conformance.base import ENDED, StoreCase, append
 
 ACCOUNT = "workflow agent per 60s"
@@ -18,7 +19,7 @@ def reserves(tokens: int, limit: int | None = 100, since: int = 0, **amount: int
 
 def waits(since: int = 0) -> Movement:
     """The run waits until somebody raises it."""
-    return Movement(ACCOUNT, since, ("0", 7), waits=True)
+    return Movement(ACCOUNT, since, ("0", 7), waits=Awaited("tokens", 1, 0))
 
 
 def tells(tokens: int, body: bytes, since: int = 0) -> Movement:
@@ -133,6 +134,35 @@ class AccountPromises(StoreCase):
         assert self.claimed() == ["other"]
         self.done(append(first, 3, spending=(tells(160, b'{"n":2}'),)))
         assert self.bodies("other") == [b'{"n":1}']
+
+    def test_those_for_whom_there_is_room_again_are_told_once(self) -> None:
+        """The oldest runs first, each beside those before it; who wants more than there is waits on."""
+        spender = self.start("spender")
+        for run_id, wanted in (("much", 50), ("some", 20), ("more", 15), ("any", 0), ("late", 5)):
+            rid = self.start(run_id)
+            awaited = Awaited("tokens", wanted, 100)
+            self.done(append(rid, 1, spending=(waits()._replace(waits=awaited),)))
+            self.done(append(rid, 2, spending=(waits()._replace(waits=awaited),)))
+        self.done(append(spender, 1, spending=(reserves(60), reserves(40))))
+        back = Movement(ACCOUNT, 0, ("0", 7), used=Amount(30), held=NOTHING - Amount(60))
+        self.done(append(spender, 2, spending=(back,)))
+        told = [run_id for run_id in ("much", "some", "more", "any", "late") if self.bodies(run_id)]
+        assert told == ["some", "any", "late"]
+        assert self.bodies("some") == [ROOM]
+        again = back._replace(used=NOTHING, held=NOTHING - Amount(40))
+        self.done(append(spender, 3, spending=(again,)))
+        assert self.bodies("much") == self.bodies("more") == [ROOM]
+        assert self.bodies("some") == [ROOM], "once"
+
+    def test_who_reserves_more_than_it_gives_back_tells_nobody(self) -> None:
+        spender, other = self.start(), self.start("other")
+        self.done(append(spender, 1, spending=(reserves(100),)))
+        self.done(append(other, 1, spending=(waits()._replace(waits=Awaited("tokens", 1, 100)),)))
+        back = Movement(ACCOUNT, 0, ("0", 7), used=Amount(50), held=NOTHING - Amount(100))
+        self.done(append(spender, 2, spending=(back, reserves(50))))
+        assert self.bodies("other") == []
+        self.done(append(spender, 3, spending=(back._replace(used=Amount(50), held=NOTHING - Amount(50)),)))
+        assert self.bodies("other") == []
 
     def test_a_refused_raise_tells_nobody(self) -> None:
         rid, other = self.start(), self.start("other")

@@ -13,13 +13,25 @@ WHERE (:account IS NULL OR account = :account) AND (:since IS NULL OR since = :s
 ORDER BY account, since DESC;
 
 -- name: insert_wait
-INSERT INTO account_waits (account, since, rid) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
+INSERT INTO account_waits (account, since, rid, call, unit, wanted, most) VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (account, since, rid, call) DO UPDATE
+SET unit = excluded.unit, wanted = excluded.wanted, most = excluded.most;
 
 -- name: forget_earlier_waits
 DELETE FROM account_waits WHERE account = ? AND since < ?;
 
+-- name: forget_wait
+DELETE FROM account_waits WHERE account = ? AND since = ? AND rid = ? AND call = ?;
+
+-- name: waits_with_room
+SELECT rid, call, unit, wanted, most FROM account_waits
+WHERE account = ? AND since = ? AND rid <> ? AND (
+    unit = '' OR max(wanted, 1) <= most - CASE unit WHEN 'tokens' THEN ? WHEN 'cost' THEN ? WHEN 'effects' THEN ? ELSE ? END
+)
+ORDER BY rid, call LIMIT ?;
+
 -- name: waits_for
-SELECT rid FROM account_waits WHERE account = ? AND since = ? AND rid <> ? ORDER BY rid;
+SELECT DISTINCT rid FROM account_waits WHERE account = ? AND since = ? AND rid <> ? ORDER BY rid;
 
 -- name: clear_waits
 DELETE FROM account_waits WHERE account = ? AND since = ?;
