@@ -24,7 +24,8 @@ def path(tmp_path: Path) -> str:
 def room_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small pieces, so that few commits pass many borders between what is written and what is only room."""
     monkeypatch.setattr(log, "LOOK_EVERY", 1)
-    monkeypatch.setattr(log, "ROOM_BYTES", 30_000)
+    monkeypatch.setattr(log, "ZEROS", bytes(10_000))
+    monkeypatch.setattr(log, "TIMES", 3)
 
 
 def start(store: SqliteStore) -> int:
