@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure import Retry, step, workflow
+from perdure import Idempotent, Retry, effect, step, workflow
 from perdure.engine.calls import StepAsk
 from perdure.runtime.turn import Turns
 from perdure.testing.clock import FakeClock
@@ -208,6 +208,66 @@ def test_what_fails_fails_in_the_same_way() -> None:
     sweep = asyncio.run(sweep_crashes(failing.call()))
     assert isinstance(sweep.error, perdure.Final)
     assert str(sweep) == f"{sweep.writes} writes, {sweep.crashes} crashes survived: Final('no')"
+
+
+# ── a world that changes while nobody runs ──────────────────────────────────────────────────
+
+
+class Office:
+    """Its limit is another one from the second look on; and what was paid, less what was taken back."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.paid = set[int]()
+
+
+@step
+async def decide() -> int:
+    return min(perdure.use(Office).looks, 2)
+
+
+@decide.premise("limit")
+async def _() -> int:
+    office = perdure.use(Office)
+    office.looks += 1
+    return min(office.looks, 2)
+
+
+@effect(downstream=Idempotent())
+async def pay(amount: int) -> None:
+    perdure.use(Office).paid.add(amount)
+
+
+@pay.key
+def _(amount: int) -> str:
+    return f"pay {amount}"
+
+
+@pay.undo
+async def _(_result: None, amount: int) -> None:
+    perdure.use(Office).paid.discard(amount)
+
+
+@workflow
+async def pays() -> None:
+    await pay(await decide())
+
+
+def test_a_run_that_went_back_may_make_another_request_in_the_same_place() -> None:
+    offices = weakref.WeakKeyDictionary[FakeClock, Office]()
+    went_back = list[bool]()
+
+    async def scenario(runtime: RuntimeUnderTest) -> int:
+        office = offices.setdefault(runtime.clock, Office())
+        runtime.provide(Office, office)
+        run = await runtime.start(pays.call(), id="paid")
+        await run.result()
+        went_back.append("run.rewound" in [event.kind for event in await run.history()])
+        return len(office.paid)
+
+    sweep = asyncio.run(sweep_crashes(scenario))
+    assert sweep.result == 1
+    assert went_back.count(True) >= 4
 
 
 # ── what a sweep finds ──────────────────────────────────────────────────────────────────────

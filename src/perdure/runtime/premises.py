@@ -43,7 +43,7 @@ from perdure.decisions.premises import (
     plain,
     told,
 )
-from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS, Attempts, StepAsk, linked
+from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS, Attempts, EffectAsk, StepAsk, linked
 from perdure.engine.rewinding import Reusable, declared, split, step_named
 from perdure.errors import PremiseUnreadableError, UnknownNameError, UsageError
 from perdure.history import events as e
@@ -456,6 +456,7 @@ class Premises:
     def _rewind(self, check: Check, flight: Recomputed, raw: bytes) -> None:
         """Let the run go back, once nothing of it is under way; asked again whenever something of it has happened."""
         live = check.live
+        self._see_through(live)
         if live.is_leaving or live.is_parked or not self._is_quiet(live):
             if live.has_something_to_write:
                 self._turns.mark(live)
@@ -490,6 +491,16 @@ class Premises:
     def _look_again(self, check: Check) -> None:
         if self._checks.get(check.live) is check and not check.live.is_gone:
             self._turns.advance(check.live)
+
+    def _see_through(self, live: LiveRun) -> None:
+        """What an earlier worker may have sent is found out about, though nothing else of the run goes on."""
+        effects, asked = live.execution.known.effects, live.execution.commands
+        is_open = {key for key, standing in effects.items() if standing.state.is_open}
+        sent = [ask for ask in asked if isinstance(ask, EffectAsk) and ask.key in is_open]
+        if sent and not (live.is_leaving or live.is_parked):
+            live.execution.commands = [ask for ask in asked if ask not in sent]
+            for ask in sent:
+                self._turns.perform(live, ask)
 
     def _is_quiet(self, live: LiveRun) -> bool:
         """Steps under way are stopped, and so is what has not been sent; what may have left is waited for, and written

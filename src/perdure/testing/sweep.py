@@ -141,11 +141,18 @@ class _Sweeper(Generic[T]):
         """A step's body is about to begin: nothing may be recorded of what came of it, unless that does not stand."""
         if flight.is_anew:
             return
+        outcome: tuple[int, str] | None = None
         for row in self._inner.load(flight.live.rid).rows:
-            event = e.decode(row.envelope)
-            if isinstance(event, e.StepCompleted | e.StepFailed) and event.key == flight.ask.key:
-                told = f"{event.label} of run {flight.live.run_id}"
-                self._repeated.append(f"{told} began again, although event {row.seq} has its outcome")
+            match e.decode(row.envelope):
+                case e.Rewound(to=to) if outcome is not None and outcome[0] >= to:
+                    outcome = None  # superseded: what the code asks for in this place now may be something else
+                case e.StepCompleted() | e.StepFailed() as event if event.key == flight.ask.key:
+                    outcome = (row.seq, event.label)
+                case _:
+                    pass
+        if outcome is not None:
+            told = f"{outcome[1]} of run {flight.live.run_id}"
+            self._repeated.append(f"{told} began again, although event {outcome[0]} has its outcome")
 
     def report(self, n: int | None, when: When, what: str) -> str:
         """What is wrong, after which crash, and the histories as they are now."""
