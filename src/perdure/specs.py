@@ -285,6 +285,7 @@ class OnStale(StrEnum):
     """What to do when the result of a step does not stand any more."""
 
     RECOMPUTE = "recompute"
+    REAPPROVE = "reapprove"
     KEEP = "keep"
     NOTE = "note"
     BLOCK = "block"

@@ -333,6 +333,120 @@ async def test_what_an_approval_rests_on_is_never_had_again(perdure_runtime: Run
     assert not [event for event in await history(perdure_runtime) if isinstance(event, e.StepReused)]
 
 
+@step(on_stale="reapprove")
+async def judge(order: str) -> int:
+    MADE.append("judge")
+    return 40 + int(WORLD["policy"])
+
+
+@judge.premise("policy")
+async def _(order: str) -> int:
+    return int(WORLD["policy"])
+
+
+@workflow
+async def judges(order: str) -> str:
+    cents = await judge(order)
+    await perdure.receive("go")
+    return await pay(order, cents)
+
+
+async def judged(runtime: RuntimeUnderTest) -> Any:
+    """A run whose result a person is to confirm."""
+    run = await runtime.start(judges.call("o"), id="r")
+    await changed_in_between(runtime, run)
+    with pytest.raises(RunBlockedError, match="0/judge#1 rests on policy 1, which is 2 now"):
+        await run.result()
+    (entry,) = await runtime.inbox()
+    assert (entry.reason, list(entry.choices)) == ("stale_decision", ["keep", "recompute", "fail"])
+    assert DONE == {}
+    return run
+
+
+@pytest.mark.parametrize(("said", "result"), [("keep", "paid 41"), ("recompute", "paid 42")])
+async def test_a_person_says_whether_a_recorded_result_stands(
+    said: Literal["keep", "recompute"], result: str, perdure_runtime: RuntimeUnderTest
+) -> None:
+    run = await judged(perdure_runtime)
+    await run.unblock(said, by="ann")
+    assert await run.result() == result
+    assert len(MADE) == (1 if said == "keep" else 2)
+    assert list(DONE.values()) == [result]
+    assert not verify(host_of(perdure_runtime).turns.store).damage
+
+
+async def test_what_is_to_be_made_again_is_not_if_the_facts_are_back_where_they_were(
+    perdure_runtime: RuntimeUnderTest,
+) -> None:
+    run = await judged(perdure_runtime)
+    WORLD["policy"] = 1
+    await run.unblock("recompute", by="ann")
+    assert await run.result() == "paid 41"
+    assert MADE == ["judge"]
+
+
+async def test_a_result_that_was_made_again_is_put_to_a_person_the_next_time(
+    perdure_runtime: RuntimeUnderTest,
+) -> None:
+    @workflow
+    async def agent(order: str) -> str:
+        cents = await judge(order)
+        await perdure.receive("go")
+        await pay(order, cents)
+        await perdure.receive("go")
+        return await announce(cents)
+
+    run = await perdure_runtime.start(agent.call("o"), id="r")
+    await changed_in_between(perdure_runtime, run)
+    await perdure_runtime.run_dry()
+    await run.unblock("recompute", by="ann")
+    await changed_in_between(perdure_runtime, run)
+    await perdure_runtime.run_dry()
+    (entry,) = await perdure_runtime.inbox()
+    assert "policy 2, which is 3 now" in entry.hint
+    await run.unblock("keep", by="ann")
+    assert await run.result() == "announced"
+    assert list(DONE.values()) == ["paid 42", "announced 42"]
+
+
+async def test_only_a_result_that_a_person_is_to_confirm_is_made_again_by_a_word(
+    perdure_runtime: RuntimeUnderTest,
+) -> None:
+    @step(on_stale="block")
+    async def look(order: str) -> int:
+        return int(WORLD["policy"])
+
+    @look.premise("policy")
+    async def _(order: str) -> int:
+        return int(WORLD["policy"])
+
+    @workflow
+    async def agent(order: str) -> str:
+        cents = await look(order)
+        await perdure.receive("go")
+        return await pay(order, cents)
+
+    run = await perdure_runtime.start(agent.call("o"), id="r")
+    await changed_in_between(perdure_runtime, run)
+    await perdure_runtime.run_dry()
+    await run.unblock("recompute", by="ann")
+    await perdure_runtime.run_dry()
+    (entry,) = await perdure_runtime.inbox()
+    assert list(entry.choices) == ["keep", "retry", "fail"]
+    await run.unblock("keep", by="ann")
+    assert await run.result() == "paid 1"
+
+
+def test_what_is_compensated_is_declared_of_effects() -> None:
+    options: dict[str, Any] = {"on_stale": "compensate"}
+
+    async def guess() -> int:
+        return 1
+
+    with pytest.raises(perdure.errors.DeclarationError, match=r"is an effect: @effect\(recovery='compensate'\)"):
+        step(**options)(guess)
+
+
 async def test_each_chapter_settles_what_it_owes(perdure_runtime: RuntimeUnderTest) -> None:
     @workflow
     async def chapters(n: int) -> str:

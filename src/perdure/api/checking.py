@@ -289,7 +289,7 @@ def _pending(past: Past, execution: Execution) -> tuple[Pending, ...]:
     return (*found, *_resting(execution))
 
 
-OF_STALE: Mapping[str, Does] = {"block": Does.BLOCK, "recompute": Does.RECOMPUTE, "compensate": Does.COMPENSATE}
+OF_STALE: Mapping[str, Does] = {"block": Does.BLOCK, "reapprove": Does.BLOCK, "recompute": Does.RECOMPUTE}
 """What is done about a result that does not stand any more, by what its author chose; by all else it is kept."""
 
 

@@ -272,7 +272,7 @@ class Run(Generic[RESULT]):
 
     async def unblock(
         self,
-        choice: Literal["retry", "value", "fail", "reuse", "keep"] = "retry",
+        choice: Literal["retry", "value", "fail", "reuse", "keep", "recompute"] = "retry",
         *,
         value: Any = None,
         call: str | None = None,
@@ -280,13 +280,15 @@ class Run(Generic[RESULT]):
         reason: str = "",
     ) -> None:
         """Decide for a blocked run: try again, supply the stuck call's result, or let the call (or run) fail. Of a fork
-        whose original has done the same effect: do it again, `"reuse"` the original's result, or let the call fail.
+        whose original has done the same effect: do it again, `"reuse"` the original's result, or let the call fail. Of
+        a decision that does not stand any more: `"keep"` it; or, where you are to confirm it, have it made again
+        (`"recompute"`).
 
         `call`: which one is meant (as the inbox names it), where several may be stuck; default: the oldest. A decision
         about what is not stuck any more changes nothing. DecodeError for a value that does not fit what is asked for,
         where that is known here; elsewhere the run's worker refuses it, and the inbox says so."""
-        if choice not in {"retry", "value", "fail", "reuse", "keep"}:
-            raise UsageError(f"unblock({choice!r}): 'retry', 'value', 'fail', 'reuse' or 'keep'")
+        if choice not in {"retry", "value", "fail", "reuse", "keep", "recompute"}:
+            raise UsageError(f"unblock({choice!r}): 'retry', 'value', 'fail', 'reuse', 'keep' or 'recompute'")
         raw = _PLAIN.dumps(value).decode() if choice == "value" else None
         await self._client._read(lambda: self._check_unblocks(raw, call, choice, by))
         await self._post("unblock", "", _control(mail.ControlLetter(reason, by, False, choice, raw, call or "")))

@@ -123,7 +123,10 @@ def rests_of(valid_for: Any, recovery: Any, on_stale: Any, *, is_lazy: bool) -> 
         )
     if not (callable(on_stale) or on_stale in set(OnStale)):
         shown = ", ".join(repr(str(each)) for each in OnStale)
-        raise DeclarationError(f"step(on_stale={on_stale!r}): one of {shown}, or a function that gives one of these")
+        way = _COMPENSATE if on_stale == "compensate" else ""
+        raise DeclarationError(
+            f"step(on_stale={on_stale!r}): one of {shown}, or a function that gives one of these{way}"
+        )
     if valid_for is None and recovery is None and on_stale == OnStale.RECOMPUTE:
         return None
     if is_lazy:
@@ -163,6 +166,10 @@ def relied_on(given: Any, effect: str) -> tuple[tuple[str, ...] | None, tuple[st
     return tuple(dict.fromkeys(found)), tuple(each for each in names if isinstance(each, str))
 
 
+_COMPENSATE = (
+    ". 'recompute' undoes what was done on a decision that comes to something else; a promise, which is undone only "
+    "after a person has confirmed, is an effect: @effect(recovery='compensate')"
+)
 _NOT_LAZY = "what is checked again has to be durable when the code gets it; leave out record= for this step"
 
 

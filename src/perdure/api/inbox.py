@@ -36,7 +36,7 @@ from perdure.gates.denial import DENIED
 from perdure.history import events as e
 from perdure.ledger import EffectState
 from perdure.runtime import mail, silence
-from perdure.specs import StepSpec, WorkflowSpec
+from perdure.specs import OnStale, StepSpec, WorkflowSpec
 from perdure.store.protocol import CONTROL_KINDS, Filter, Mail, Note, Row, RunInfo, Status, Store, WorkerInfo, every_run
 
 DUE_SECONDS_BEFORE_A_PERSON_HEARS = 60.0
@@ -186,12 +186,18 @@ OF_QUESTION: Mapping[str, Choices] = {
         "value": '"undo": it is undone now; "undone": it was taken back by hand, nothing is sent',
         "fail": f"it is left standing; {_ON}",
     },
+    OnStale.REAPPROVE: {
+        "keep": "the result stands, on the facts as they are now",
+        "recompute": "it does not stand: the step is made again, with the facts as they are then",
+        **FAIL_RUN,
+    },
     NO_UNDO: {
         "value": "all of it was taken back by hand; undoing is over, and the exception comes out",
         "fail": "all of it is left standing; undoing is over, and the exception comes out",
     },
 }
-"""Of questions that the code waits with: where the choices are other ones than the reason has."""
+"""Of questions that the code waits with, and of decisions that a person is to confirm: where the choices are other
+ones than the reason has."""
 
 
 # ── the entries ─────────────────────────────────────────────────────────────────────────────
@@ -304,7 +310,7 @@ def _standing_blocks(rows: Iterable[Row]) -> list[tuple[e.RunBlocked, int]]:
 
 def _entry(info: RunInfo, blocked: e.RunBlocked, since: int, letters: Iterable[Mail]) -> InboxEntry:
     reason = REASONS.get(blocked.reason, EVERYTHING)
-    choices = reason.of_run if blocked.call is None else OF_QUESTION.get(blocked.name, reason.of_call)
+    choices = OF_QUESTION.get(blocked.name, reason.of_run if blocked.call is None else reason.of_call)
     return InboxEntry(
         info.run_id, info.workflow, info.version, blocked.reason, when(since), blocked.hint, blocked.call, choices,
         pending(letters, blocked.call), risk=blocked.risk,

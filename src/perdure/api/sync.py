@@ -92,7 +92,7 @@ class SyncRun(Generic[R]):
 
     def unblock(
         self,
-        choice: Literal["retry", "value", "fail", "reuse", "keep"] = "retry",
+        choice: Literal["retry", "value", "fail", "reuse", "keep", "recompute"] = "retry",
         *,
         value: Any = None,
         call: str | None = None,

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OnStaleChoice = Literal["recompute", "block", "note", "keep"]
+OnStaleChoice = Literal["recompute", "reapprove", "block", "note", "keep"]
 OnStaleFunction = Callable[[Mapping[str, Any], Mapping[str, Any]], OnStaleChoice]
 """What to do about a result that does not stand, given the premises by name as they were then and as they are now."""
 
@@ -262,7 +262,8 @@ def step(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     `valid_for`: how long the result is good for. `recovery`: `"replay"`, it stands for ever; `"verify"`, whether it
     still stands is checked before the run relies on it again (default, where there is something to check: `valid_for`,
     or a `.premise`). `on_stale`: what is done if it does not: the step is made again, and if it gives
-    something else the run goes back to that point (`"recompute"`); a person decides (`"block"`); it stands and that is
+    something else the run goes back to that point (`"recompute"`); a person says whether it stands, and else it is
+    made again (`"reapprove"`); a person decides (`"block"`); it stands and that is
     recorded each time (`"note"`), or it stands for good (`"keep"`); or a function of the premises then and now that
     gives one of these.
 

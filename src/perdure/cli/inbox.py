@@ -36,7 +36,7 @@ from perdure.store.protocol import Status
 
 T = TypeVar("T")
 
-Choice = Literal["retry", "value", "fail", "reuse", "keep"]
+Choice = Literal["retry", "value", "fail", "reuse", "keep", "recompute"]
 
 app = typer.Typer(no_args_is_help=True, help="What waits for a person.")
 
@@ -196,6 +196,9 @@ def unblock(
     keep: Annotated[
         bool, typer.Option("--keep", help="Of a decision that does not stand any more: let it stand.")
     ] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Of a decision that you are to confirm: have it made again.")
+    ] = False,
     call: Annotated[
         str | None, typer.Option("--call", help="Which call, as the list names it; default: the oldest.")
     ] = None,
@@ -206,8 +209,10 @@ def unblock(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> ExitCode:
-    """Decide for a run that is blocked: exactly one of --retry, --value, --fail, --reuse and --keep."""
-    choice = _one_choice(retry=retry, value=value is not None, fail=fail, reuse=reuse, keep=keep)
+    """Decide for a run that is blocked: exactly one of --retry, --value, --fail, --reuse, --keep and --recompute."""
+    choice = _one_choice(
+        retry=retry, value=value is not None, fail=fail, reuse=reuse, keep=keep, recompute=recompute
+    )
     known = [] if app is None else workflows_at([app])
 
     async def decide(client: Client) -> InboxEntry:
@@ -223,8 +228,8 @@ def _one_choice(**given: bool) -> Choice:
     chosen = [choice for choice, is_chosen in given.items() if is_chosen]
     if len(chosen) != 1:
         raise CommandError(
-            "decide one thing: --retry, --value VALUE, --fail, --reuse or --keep; `perdure inbox list` says what each "
-            "does"
+            "decide one thing: --retry, --value VALUE, --fail, --reuse, --keep or --recompute; `perdure inbox list` "
+            "says what each does"
         )
     return cast("Choice", chosen[0])
 

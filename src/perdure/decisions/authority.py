@@ -24,7 +24,7 @@ BLOCKS = (
 
 CHOICES = (
     "approve", "reject", "answer", "delegate", "succeeded", "failed", "retry", "value", "fail", "raise_budget",
-    "acknowledge", "reuse", "keep",
+    "acknowledge", "reuse", "keep", "recompute",
 )  # fmt: skip
 
 Roles = Mapping[str, Iterable[str]] | Callable[[str], Iterable[str] | None]

@@ -24,6 +24,9 @@ Values = dict[str, bytes]
 NOT_AGAIN = frozenset({"note", "keep"})
 """Dispositions after which a decision stands as it is."""
 
+REAPPROVE = "reapprove"
+"""A person is to say whether it stands; and what a run is blocked with that waits for that."""
+
 _decode_values = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_found = msgspec.json.Decoder(dict[str, dict[str, msgspec.Raw]]).decode
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -119,6 +122,8 @@ class Decisions(msgspec.Struct):
     asked: dict[Key, Asked] = {}
     checks: int = 0
     open: tuple[e.Finding, ...] = ()
+    refused: set[Key] = set()
+    """Of which a person has said that they do not stand: they are made again."""
     found: dict[str, Values] = {}
     rewound: int = 0
     rewinds: dict[Key, int] = {}
@@ -136,6 +141,7 @@ class Decisions(msgspec.Struct):
                 values, readers = decode_values(output or b"{}")
                 self.rests[event.key] = Rest(event, values, event.valid_until, event.read_at, readers, times=times)
                 self.open = tuple(finding for finding in self.open if finding.key != event.key)
+                self.refused.discard(event.key)
             case e.Rewound():
                 self.rewound += 1
                 self.rewinds[event.key] = self.rewinds.get(event.key, 0) + 1
@@ -147,6 +153,8 @@ class Decisions(msgspec.Struct):
                 for finding in self.open:
                     self._accept(finding, is_for_good=finding.did == "unreadable")
                 self.open = ()
+            case e.RunUnblocked(choice="recompute", task=None):
+                self.refused |= {finding.key for finding in self.open if finding.did == REAPPROVE}
             case _:
                 pass
 

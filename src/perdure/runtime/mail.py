@@ -16,6 +16,7 @@ from perdure.engine.calls import DONE_BY_ORIGINAL, QUESTIONS, Ask, Key, StepAsk,
 from perdure.errors import RunCancelledError, StepError
 from perdure.history import events as e
 from perdure.history.spending import Limits, Share
+from perdure.specs import OnStale
 from perdure.store.protocol import Letter, Mail, Status
 
 if TYPE_CHECKING:
@@ -374,7 +375,7 @@ def _unblock_run(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
     if letter.choice == "fail":
         live.record(unblocked)
         turns.ends.fail(live, dump_exception(StepError(_told(letter)), ()))
-    elif letter.choice == "retry" or (letter.choice == "keep" and _is_kept(live)):
+    elif letter.choice == "retry" or _is_decided(live, letter.choice):
         live.note_unblocked(unblocked)
         live.record(unblocked)
         live.change = turns.parking.change(live)
@@ -384,6 +385,10 @@ def _unblock_run(turns: Turns, live: LiveRun, letter: ControlLetter) -> None:
         turns.parking.block(live, msgspec.structs.replace(live.blocked, hint=NO_VALUE + hint))
 
 
-def _is_kept(live: LiveRun) -> bool:
-    """Whether what blocks the run is a decision that a person may let stand."""
-    return live.blocked is not None and live.blocked.reason in {"stale_decision", "premise_unreadable"}
+def _is_decided(live: LiveRun, choice: str) -> bool:
+    """Whether what blocks the run is a decision that a person may let stand, or have made again."""
+    blocked = live.blocked
+    if blocked is None:
+        return False
+    is_kept = choice == "keep" and blocked.reason in {"stale_decision", "premise_unreadable"}
+    return is_kept or (choice == "recompute" and blocked.name == OnStale.REAPPROVE)

@@ -30,6 +30,7 @@ from perdure.codec.exceptions import message_of
 from perdure.decisions import ApprovalState
 from perdure.decisions.premises import (
     NOT_AGAIN,
+    REAPPROVE,
     Asked,
     Decisions,
     Key,
@@ -337,6 +338,8 @@ class Premises:
                 continue
             looked_at += 1
             finding, line = _finding(rest, asked, found[key], now, is_whole=rest.part(check.on) is None)
+            if finding is not None and finding.did == REAPPROVE and key in decisions.refused:
+                finding = msgspec.structs.replace(finding, did="recompute")
             if finding is not None and finding.did == "recompute" and decisions.made_again(key) >= MADE_AGAIN_MAX:
                 finding = msgspec.structs.replace(finding, did="block")
                 line += f"; it was made again {MADE_AGAIN_MAX} times, and has not stood"
@@ -352,6 +355,8 @@ class Premises:
             self._turns.parking.block(live, e.RunBlocked("premise_unreadable", "; ".join(lines)))
         elif any(finding.did == "block" for finding in findings):
             self._turns.parking.block(live, e.RunBlocked("stale_decision", "; ".join(lines)))
+        elif any(finding.did == REAPPROVE for finding in findings):
+            self._turns.parking.block(live, e.RunBlocked("stale_decision", "; ".join(lines), name=REAPPROVE))
 
     def _record(self, check: Check, looked_at: int, findings: list[e.Finding], values: dict[str, Values]) -> None:
         live, decisions = check.live, self.decisions(check.live)
