@@ -90,9 +90,18 @@ class _Judge:
             if isinstance(event, e.ENDINGS) and index + 1 != len(self._events):
                 self._problem(f"event {index} is an end, and others follow")
 
+    def _never_began(self, index: int, event: e.ChildEnded) -> bool:
+        """Whether the approval of a child had lapsed when it was to begin: its call failed, and there is no run."""
+        match self._events[max(index - 2, 0) : index]:
+            case [e.ApprovalSpent(lapsed=True, call=label), e.ChildStarted(key=key) as started]:
+                is_it = key == event.key and label == started.label and event.status == "failed"
+                return is_it and self._simulator.store.find(event.run_id) is None
+            case _:
+                return False
+
     def _judge_value(self, index: int, event: e.Keyed) -> None:
         """What is recorded of a child is how that child ended."""
-        if isinstance(event, e.ChildEnded):
+        if isinstance(event, e.ChildEnded) and not self._never_began(index, event):
             info = self._simulator.store.find(event.run_id)
             child = info and self._simulator.store.last_row(info.rid)
             if info is None or child is None or event.status != info.status:
