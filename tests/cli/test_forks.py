@@ -59,7 +59,7 @@ def test_a_fork_is_made_once_shown_and_goes_on_where_its_copy_ends(office: Termi
     assert "ann" in told
     assert "what if" in told
     with office.begun("worker", "app.py"):
-        until(lambda: "completed" in office.here("runs", "show", "f").stdout, "the fork goes on by itself")
+        until(lambda: "version 1, completed" in office.here("runs", "show", "f").stdout, "the fork goes on by itself")
     assert sent(office) == ["about tea"], "what stands in the copy is not done again"
 
 
@@ -89,7 +89,7 @@ def test_what_the_original_did_is_in_the_inbox_before_it_is_done_again(
         assert "perdure inbox unblock" in one_line(refused)
         decided = office.here("inbox", "unblock", "f", option, "--by", "ann")
         assert " ".join(decided.stdout.split()) == f"told run f, 0/post#1: {option[2:]}; {told}"
-        until(lambda: "completed" in office.here("runs", "show", "f").stdout, "the fork goes on")
+        until(lambda: "version 1, completed" in office.here("runs", "show", "f").stdout, "the fork goes on")
     assert sent(office) == ["about tea"] * letters
 
 
