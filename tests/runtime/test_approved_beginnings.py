@@ -8,12 +8,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from tests.runtime.hosting import kinds
 from tests.runtime.test_authority import Directory
 
 import perdure
-from perdure import ApprovalExpired, Budget, Client, Policy, Rule, Usage, step, workflow
+from perdure import ApprovalExpired, Budget, Client, Idempotent, Policy, Rule, Usage, effect, step, workflow
+from perdure.api import approving
 from perdure.audit.verify import verify
 from perdure.store.memory import MemoryStore
 from perdure.testing.clock import FakeClock
@@ -102,7 +104,7 @@ class World:
         self.options: dict[str, Any] = {}
 
     def worker(self) -> RuntimeUnderTest:
-        workflows = [*PROGRAMS.values(), deliver, on_facts]
+        workflows = [*PROGRAMS.values(), deliver, on_facts, refunds]
         return RuntimeUnderTest(
             self.store.again(), clock=self.clock, workflows=workflows, authority=self.directory, replays=False,
             **self.options,
@@ -292,3 +294,46 @@ async def failed(run: Any) -> bool:
     except perdure.PolicyDenied:
         return True
     return False
+
+
+# ── one approval, one call ──────────────────────────────────────────────────────────────────
+
+
+@effect(downstream=Idempotent(), reversible=False)
+async def refund(order: str) -> str:
+    DONE.append(order)
+    return f"told {order}"
+
+
+refund.key(lambda order: order)
+
+
+@workflow
+async def refunds(order: str) -> str:
+    return await gated(refund, order)
+
+
+@pytest.mark.parametrize("kind", ["step", "child", "effect"])
+def test_a_used_approval_is_good_for_no_other_call_whoever_makes_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that made a second call under the same approval would be a bug of ours: it is refused where calls begin."""
+    make = approving._OnLoop.make  # pyright: ignore[reportPrivateUsage]
+
+    async def makes_two(code: Any, asked: Any, grant: Any) -> Any:
+        made = await make(code, asked, grant)
+        request = msgspec.structs.replace(asked.request, key="another")
+        with pytest.raises(ApprovalExpired, match="used by"):
+            await make(code, asked._replace(request=request), grant)
+        return made
+
+    monkeypatch.setattr(approving._OnLoop, "make", makes_two)  # pyright: ignore[reportPrivateUsage]
+
+    async def schedule(world: World) -> None:
+        async with world.worker() as runtime:
+            call = refunds.call("order-1") if kind == "effect" else on_loop.call(kind, "order-1")
+            run = await runtime.start(call, id="r")
+            await runtime.run_dry()
+            await world.approve(runtime)
+            assert await run.result() == "told order-1"
+            assert DONE == ["order-1"]
+
+    in_a_world(schedule)
