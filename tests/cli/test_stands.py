@@ -49,6 +49,20 @@ APP = '''
         note(f"took {cents} back from {order}")
 
     @workflow
+    async def pays(order: str, cents: int) -> str:
+        receipt = await pay(order, cents)
+        await perdure.receive("on")
+        return receipt
+
+    @workflow
+    async def hands_on(order: str) -> str:
+        cents = await decide(order)
+        child = await perdure.start(pays.call(order, cents))
+        await perdure.receive("go")
+        await pay(f"{order}-2", cents)
+        return await child.result()
+
+    @workflow
     async def agent(order: str) -> str:
         cents = await decide(order)
         await think("tea")
@@ -101,3 +115,24 @@ def test_a_run_whose_process_was_killed_goes_back_to_what_stands(waits: Terminal
     assert "superseded: succeeded" in shown
     assert "rewound to event 1: 0/decide#1 has another result now" in shown
     assert waits.here("store", "verify").exit_code == 0
+
+
+def test_a_run_whose_process_was_killed_stops_the_child_that_it_does_not_want_any_more(terminal: Terminal) -> None:
+    """Parent and child die together; the old child is stopped and taken back, and another one is started."""
+    (terminal.folder / "app.py").write_text(textwrap.dedent(APP))
+    (terminal.folder / "policy").write_text("1")
+    with terminal.begun("run", "app.py:hands_on", '"o"', "--id", "r"):
+        until(lambda: "succeeded" in terminal.here("runs", "show", "r/0.pays.1").stdout, "the child has paid")
+    (terminal.folder / "policy").write_text("2")
+    terminal.here("runs", "send", "r", "go", "null")
+    with terminal.begun("run", "app.py:hands_on", '"o"', "--id", "r"):
+        until(lambda: "succeeded" in terminal.here("runs", "show", "r/0.pays.1.2").stdout, "another child has paid")
+    terminal.here("runs", "send", "r/0.pays.1.2", "on", "null")
+    done = terminal.run("run", "app.py:hands_on", '"o"', "--id", "r")
+    assert done.stdout == "paid 42\n", done.stderr
+    books = (terminal.folder / "books").read_text().splitlines()
+    assert sorted(books) == ["paid 41 for o", "paid 42 for o", "paid 42 for o-2", "took 41 back from o"]
+    assert books[-1] == "took 41 back from o"
+    assert "cancelled" in terminal.here("runs", "show", "r/0.pays.1").stdout
+    assert "owes what child r/0.pays.1 has done" in terminal.here("runs", "show", "r").stdout
+    assert terminal.here("store", "verify").exit_code == 0

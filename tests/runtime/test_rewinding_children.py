@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 from typing import Any, Literal
@@ -387,6 +388,37 @@ async def test_what_a_child_has_under_way_is_held_until_it_is_known(perdure_runt
     assert "wire 'o:41' (has no .undo)" in entry.hint
     await run.unblock("fail", by="ann")
     assert await run.result() == "42"
+    sound(perdure_runtime)
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "completed"])
+async def test_what_a_child_does_while_it_is_stopped_is_owed_too(
+    ends: Literal["cancelled", "completed"], perdure_runtime: RuntimeUnderTest
+) -> None:
+    @workflow
+    async def tidies_up(order: str, cents: int) -> str:
+        try:
+            await perdure.receive("never")
+        except asyncio.CancelledError:
+            await pay(order, cents)
+            if ends == "cancelled":
+                raise
+        return "done all the same"
+
+    @workflow
+    async def agent(order: str) -> str:
+        cents = await decide(order)
+        if cents == 41:
+            await perdure.start(tidies_up.call(order, cents))
+        await perdure.receive("go")
+        await announce(cents)
+        return str(cents)
+
+    run = await perdure_runtime.start(agent.call("o"), id="r")
+    await changed_in_between(perdure_runtime, run)
+    assert await run.result() == "42"
+    assert DONE[-1] == "took 41 back for o"
+    assert runs_of(perdure_runtime)["r/0.tidies_up.1"] == ends
     sound(perdure_runtime)
 
 
