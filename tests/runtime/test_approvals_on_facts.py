@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -22,7 +23,9 @@ from perdure import (
     workflow,
 )
 from perdure.api.requests import RequestSummary
+from perdure.decisions import ApprovalEntry
 from perdure.engine.calls import Grant
+from perdure.errors import StoreError
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Append, Write
 from perdure.store.protocol import Outcome as Stored
@@ -334,5 +337,74 @@ def test_an_effect_whose_start_took_too_long_to_record_is_not_sent(program: Any)
                 await run.result()
             assert PAID == []
             assert [it.status for it in await runtime.effects(run="r")] == ["failed_final"]
+
+    run_async(main())
+
+
+# ── a store that does not answer ────────────────────────────────────────────────────────────
+
+
+class ForgetfulStore(MemoryStore):
+    """One look at what people were asked fails."""
+
+    looks = fails_at = 0
+
+    def approval(self, approval_id: str) -> ApprovalEntry | None:
+        self.looks += 1
+        if self.looks == self.fails_at:
+            raise StoreError("the store does not answer")
+        return super().approval(approval_id)
+
+
+@effect(downstream=Idempotent(), retry=perdure.Retry(max_attempts=3, first_delay=60))
+async def refund_later(order: str) -> str:
+    if perdure.attempt().number == 1:
+        raise perdure.Retryable("come back later")
+    return "refunded"
+
+
+@refund_later.key
+def _(order: str) -> str:
+    return order
+
+
+@step
+async def tell(order: str) -> str:
+    return "told"
+
+
+@workflow
+async def report(order: str) -> str:
+    return "reported"
+
+
+@workflow
+async def all_of_it(order: str) -> list[str]:
+    calls = (refund_later.call(order), tell.call(order), report.call(order))
+    return [await perdure.with_approval(call, by={"ann"}) for call in calls]
+
+
+async def look_away_once(fails_at: int) -> bool:
+    """False: there was no such look."""
+    clock = FakeClock()
+    store = ForgetfulStore(clock)
+    store.fails_at = fails_at
+    async with RuntimeUnderTest(store, clock=clock, workflows=[all_of_it, report]) as runtime:
+        run = await runtime.start(all_of_it.call("o-1"), id="r")
+        while not (await run.status()).is_final:
+            await runtime.advance(120)
+            for it in await runtime.requests(status="pending"):
+                with contextlib.suppress(StoreError, DecisionRefused):  # the second: it is on its way
+                    await runtime.approve(it.id, hash=it.hash, by="ann")
+        assert await run.result() == ["refunded", "told", "reported"]
+    return store.looks >= fails_at
+
+
+def test_any_look_at_what_people_have_decided_may_fail_once() -> None:
+    async def main() -> None:
+        looks = 1
+        while await look_away_once(looks):
+            looks += 1
+        assert looks > 6
 
     run_async(main())

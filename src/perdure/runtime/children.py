@@ -70,7 +70,7 @@ class Children:
         fails."""
         try:
             refused = self._turns.approvals.begin(live, ask, grant)
-        except AuthorityUnreadableError as error:
+        except (AuthorityUnreadableError, StoreError) as error:
             self._later(live, ask, error)
             return False
         if refused is not None:
@@ -81,7 +81,7 @@ class Children:
             self._turns.mark(live)
         return refused is None
 
-    def _later(self, live: LiveRun, ask: ChildAsk, error: AuthorityUnreadableError) -> None:
+    def _later(self, live: LiveRun, ask: ChildAsk, error: PerdureError) -> None:
         """Whether it may be started cannot be told now. The run stays in memory until it can."""
         log.warning("run %s: %s waits, trying again: %s", live.run_id, ask.label, error)
         live.held += (ask,)

@@ -362,8 +362,9 @@ class Effects:
             return
         try:
             refused = self._gate(flight)
-        except AuthorityUnreadableError as error:
-            self.later(flight, UNREADABLE_MICROSECONDS, self.prepare, error)
+        except (AuthorityUnreadableError, StoreError) as error:  # what was attempted before is in the ledger already
+            again = self.prepare if flight.entry.status is EffectState.PENDING else self.send
+            self.later(flight, UNREADABLE_MICROSECONDS, again, error)
             return
         if refused is not None:
             self.deny(flight, refused, "denied", self.given_up(flight, str(refused)))

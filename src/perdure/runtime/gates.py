@@ -22,7 +22,7 @@ from perdure.clock import time_text, when
 from perdure.codec import codec_for, dump_exception
 from perdure.decisions import Vote
 from perdure.engine.calls import CHECK_AGE_MAX_MICROSECONDS, Grant, Key
-from perdure.errors import AuthorityUnreadableError, PerdureError, PolicyDenied
+from perdure.errors import AuthorityUnreadableError, PerdureError, PolicyDenied, StoreError
 from perdure.gates.denial import DENIED, Denial, encode
 from perdure.gates.policy import Asked, Policy, Verdict
 from perdure.gates.ruling import Ruling, Source, judge, lacking
@@ -112,7 +112,7 @@ class Gates:
             return False
         try:
             refused = self._turns.approvals.begin(live, flight.ask, grant)
-        except AuthorityUnreadableError as error:
+        except (AuthorityUnreadableError, StoreError) as error:
             log.warning("run %s: %s waits, trying again: %s", live.run_id, flight.ask.label, error)
             at = self._turns.clock.now() + UNREADABLE_MICROSECONDS
             self._turns.performer.wait_until(flight, at, partial(self._later, flight))
