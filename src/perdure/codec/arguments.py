@@ -16,9 +16,9 @@ import msgspec
 from msgspec.structs import astuple
 
 from perdure.codec import hiding
-from perdure.codec.canonical import canonical_bytes, parse
+from perdure.codec.canonical import SAFE_INTEGER_MAX, canonical_bytes, parse
 from perdure.codec.hints import shape_of
-from perdure.codec.plain import NONE, escaped, unescaped
+from perdure.codec.plain import INT, NONE, escaped, unescaped
 from perdure.codec.resolving import Unresolved, annotated_part, resolved_hints
 from perdure.codec.shape import Shape, Unfit, key_step, not_wire, too_deep, type_of
 from perdure.codec.unions import union_shape
@@ -47,7 +47,7 @@ class ArgumentsCodec:
         self.name, self.result = name, result
         self._parameters = {each.name: each for each in parameters if each.kind not in _VARIADIC}
         self._positional = [each for each in parameters if each.kind in _POSITIONAL]
-        self._table = [(each.name, shapes[each.name].own, shapes[each.name].to_wire) for each in self._positional]
+        self._table = [(each.name, _own(shapes[each.name]), shapes[each.name].to_wire) for each in self._positional]
         self._by_name = shapes
         self._only_positional = len(self._table) if len(self._table) == len(parameters) else -1
         self._var_positional = next((each.name for each in parameters if each.kind is Parameter.VAR_POSITIONAL), None)
@@ -72,7 +72,8 @@ class ArgumentsCodec:
                 args, rest = args[: len(table)], args[len(table) :]
             for index, item in enumerate(args):  # zip() costs as much as all this
                 name, own, to_wire = table[index]
-                wire[name] = item if type_of(item) is own else to_wire(item, 1)
+                is_own = type_of(item) is own and (own is not int or -SAFE_INTEGER_MAX <= item <= SAFE_INTEGER_MAX)
+                wire[name] = item if is_own else to_wire(item, 1)
             if rest and self._var_positional is not None:
                 name = self._var_positional
                 wire[name] = self._rest_to_wire(rest)
@@ -286,6 +287,11 @@ def arguments_codec_for(fn: Callable[..., Any]) -> ArgumentsCodec:
     if isinstance(result, Unresolved):
         raise DeclarationError(_unresolvable(f"the return annotation of {name}()", result))
     return ArgumentsCodec(name, parameters, shapes, codec_for(result))
+
+
+def _own(shape: Shape) -> type:
+    """Of which type values are their own wire; of integers those are that every JSON reader takes exactly."""
+    return int if shape is INT else shape.own
 
 
 def _parameter_shape(function: str, parameter: Parameter, hint: Any) -> Shape:

@@ -55,7 +55,7 @@ class ValueCodec:
 
     def loads(self, raw: bytes, at: str = "$") -> Any:
         """The value of a canonical JSON text. Raises DecodeError when it does not fit the hint."""
-        tagged = is_tagged(raw)
+        tagged = DOLLAR in raw and raw.find(TAG) >= 0  # `is_tagged`, which every value that is read is spared
         try:
             if self._native is not None and not tagged:
                 return self._native(raw)

@@ -271,16 +271,22 @@ class Execution:
         return self.beginning.chapter > 0 and event.key not in self.cancelled and event.key not in self.known.children
 
     def _deliver_value(self, event: e.Keyed, output: bytes | None) -> None:
-        ask = self._take(event)
+        ask = self.open.pop((event.task, event.n), None)
         if ask is None:
+            self._nobody_takes(event)
             return
+        future = ask.future
+        future.ask = None  # they hold each other: no circle is left for the collector
+        commands = self.commands
+        if commands and commands[-1] is ask:  # replayed: it is answered before anybody looks
+            del commands[-1]
         codec = ask.spec.result if type(ask) is StepAsk else _codec_of(ask)
         try:
             value = codec.loads(output or b"null")
         except DecodeError as error:
             self.fail("undecodable", f"the recorded result of {ask.label} does not fit its type hint any more: {error}")
             return
-        ask.future.set_result(value)
+        future.set_result(value)
 
     def _deliver_failure(self, event: e.Keyed, output: bytes | None) -> None:
         ask = self._take(event)
@@ -310,22 +316,23 @@ class Execution:
     def _take(self, event: e.Keyed) -> Ask | None:
         """The call that an outcome belongs to; None if nobody is to have it."""
         ask = self.open.pop((event.task, event.n), None)
-        if ask is not None:
-            ask.future.ask = None  # they hold each other: no circle is left for the collector
-            commands = self.commands
-            if commands and commands[-1] is ask:  # replayed: it is answered before anybody looks
-                del commands[-1]
-            return ask
-        self.holding.discard(event.key)
-        if event.is_in_section:
+        if ask is None:
+            self._nobody_takes(event)
             return None
-        if event.key not in self.cancelled:
+        ask.future.ask = None  # they hold each other: no circle is left for the collector
+        if self.commands and self.commands[-1] is ask:  # replayed: it is answered before anybody looks
+            del self.commands[-1]
+        return ask
+
+    def _nobody_takes(self, event: e.Keyed) -> None:
+        """The code has not asked for this, or has cancelled it."""
+        self.holding.discard(event.key)
+        if not event.is_in_section and event.key not in self.cancelled:
             self.diverge(
                 f"the history has {event.label}, which the code does not ask for here",
                 f"the code waits for {labels_of(list(self.open.values()))}",
                 f"{'effect' if isinstance(event, e.EffectSucceeded | e.EffectFailed) else 'call'} {event.name}",
             )
-        return None
 
     def _cancel_root(self, reason: str) -> None:
         if self._root is not None and not self._root.done():
@@ -488,12 +495,14 @@ class Execution:
         future.ask = ask
         claims = self.claims
         recorded = claims.recorded.pop(key, None) if claims.recorded else None
-        ask.is_recorded = recorded is not None
         if recorded is None:
             ask.packed = pack(raw, self.memo)
-        elif (difference := claims.of_step(recorded, ask)) is not None:
-            self.diverge(*difference)
-            return future
+        else:
+            ask.is_recorded = True
+            is_same = recorded.input == raw and recorded.name == name and business_key is None
+            if not is_same and (difference := claims.of_step(recorded, ask)) is not None:
+                self.diverge(*difference)
+                return future
         self.open[key] = ask
         self.commands.append(ask)
         if spec.rests is not None:

@@ -19,6 +19,7 @@ from asyncio import events as asyncio_events
 from asyncio import tasks as asyncio_tasks
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -139,7 +140,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
     """One run's loop. Everything that happens on it is a function of what is delivered to it, and in which order."""
 
     __slots__ = (
-        "_asyncgens", "_debug", "_exception_handler", "_is_closed", "_ready", "_roots",
+        "_asyncgens", "_exception_handler", "_is_closed", "_ready", "_roots",
         "_task_factory", "_tasks", "_tasks_before_sweep", "_thread_id", "execution",
         "idle_callbacks", "now_seconds", "ordinal", "stop_now", "timers",
     )  # fmt: skip
@@ -157,7 +158,6 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         self._asyncgens: list[AsyncGenerator[Any, Any]] = []
         self._thread_id = 0
         self._is_closed = False
-        self._debug = False
         self.idle_callbacks = 0
         self.stop_now = False
         self.execution: Any = execution  # an Owner; None once the loop is closed
@@ -169,35 +169,34 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         Called from a plain callback of the outer loop, never from inside one of its tasks: the outer loop's notion of
         a current task must not leak into the workflow. Raises StuckTurn; passes KeyboardInterrupt on.
         """
-        ready = self._ready
-        if not ready:
-            return
-        is_inside = self._thread_id != 0
-        outer, hooks = (None, None) if is_inside else (running_loop(), sys.get_asyncgen_hooks())
-        if not is_inside:
-            self._enter()
-        try:
-            while ready and not self.stop_now:
-                handle = ready.popleft()
-                callback, args = handle.callback, handle.args
-                if callback is None:
-                    continue
-                self.idle_callbacks += 1
-                if self.idle_callbacks > CALLBACKS_WITHOUT_A_COMMAND_MAX:
-                    ready.appendleft(handle)  # else nothing would ever wake its task again, not even to end it
-                    raise StuckTurn
+        if not self._thread_id:
+            if self._ready:
+                outer, hooks = running_loop(), sys.get_asyncgen_hooks()
+                self._enter()
                 try:
-                    if len(args) == 1:  # a task that is woken, mostly
-                        handle.context.run(callback, args[0])
-                    else:
-                        handle.context.run(callback, *args)
-                except (KeyboardInterrupt, StuckTurn):
-                    raise
-                except BaseException as error:
-                    self.call_exception_handler({"message": "exception in a callback", "exception": error})
-        finally:
-            if not is_inside:
-                self._leave(outer, hooks)
+                    self.run_dry()
+                finally:
+                    self._leave(outer, hooks)
+            return
+        ready = self._ready
+        while ready and not self.stop_now:
+            handle = ready.popleft()
+            callback, args = handle.callback, handle.args
+            if callback is None:
+                continue
+            self.idle_callbacks = idle = self.idle_callbacks + 1
+            if idle > CALLBACKS_WITHOUT_A_COMMAND_MAX:
+                ready.appendleft(handle)  # else nothing would ever wake its task again, not even to end it
+                raise StuckTurn
+            try:
+                if len(args) == 1:  # a task that is woken, mostly
+                    handle.context.run(callback, args[0])
+                else:
+                    handle.context.run(callback, *args)
+            except (KeyboardInterrupt, StuckTurn):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": "exception in a callback", "exception": error})
 
     @property
     def is_dry(self) -> bool:
@@ -440,11 +439,11 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         return None
 
-    def get_debug(self) -> bool:
-        return self._debug
+    get_debug: Any = staticmethod(bool)
+    """False, from a function of C: each future that is made asks."""
 
     def set_debug(self, enabled: bool) -> None:
-        self._debug = enabled
+        self.__dict__["get_debug"] = partial(bool, enabled)
 
     def is_running(self) -> bool:
         return not self._is_closed
