@@ -21,6 +21,7 @@ from perdure.engine.calls import Ask, Cancelled, ChildAsk, Overdue, StepAsk, Wai
 from perdure.engine.chapters import Beginning, Completed, Failed, NextChapter, WasCancelled
 from perdure.engine.execution import Execution
 from perdure.engine.known import Known
+from perdure.engine.replay import Replay
 from perdure.history import events as e
 
 START = 1_700_000_000_000_000
@@ -30,11 +31,17 @@ _PLAIN = codec_for(Any)
 
 
 class Happened(NamedTuple):
-    """One event of a history, with its time and the payload that comes with it."""
+    """One event of a history, with its time and the payload that comes with it; of a step's result also the arguments,
+    if it carries them."""
 
     event: e.Event
     at: int
     raw: bytes | None = None
+    input: bytes | None = None
+
+    @property
+    def output(self) -> bytes | None:
+        return self.raw
 
 
 class Standing(NamedTuple):
@@ -57,6 +64,7 @@ class Driver:
         same_manifest: bool = True,
         beginning: Beginning | None = None,
         records_starts: bool = False,
+        replays_plainly: bool = False,
     ) -> None:
         self.workflow = workflow
         self.spec = workflow.spec
@@ -68,25 +76,34 @@ class Driver:
         self.performed: list[str] = []
         self.stood: dict[int, Standing] = {}
         known = Known()
-        for event, at, raw in self.history:
-            known.note(event, at, raw)
+        for event, at, raw, given in self.history:
+            if type(event) is e.StepCompleted:
+                known.note_completed(event, given)
+            else:
+                known.note(event, at, raw)
         self.execution = Execution(
             self.spec, "run", self.beginning, known=known, waiting=waiting, same_manifest=same_manifest,
             log=self.logged.append,
         )  # fmt: skip
-        self._begin(is_new=past is None)
-
-    def _begin(self, *, is_new: bool) -> None:
-        execution = self.execution
-        execution.is_replaying = not is_new
-        execution.outcomes_left = sum(h.event.is_outcome for h in self.history)
-        execution.begin()
-        for event, at, raw in self.history:
-            if event.is_outcome:
-                execution.deliver(event, at, raw)
-        if not is_new:
-            execution.finish_replay()
+        if past is None:
+            self.execution.begin()
+        else:
+            self._replay(plainly=replays_plainly)
         self._look()
+
+    def _replay(self, *, plainly: bool) -> None:
+        """As a runtime does it; or plainly, each outcome delivered after the code has given way to the loop."""
+        execution = self.execution
+        execution.is_replaying = True
+        outcomes = [(h.event, h) for h in self.history if h.event.is_outcome]
+        execution.outcomes_left = len(outcomes)
+        if plainly:
+            execution.begin()
+            for event, h in outcomes:
+                execution.deliver(event, h.at, h.raw)
+        else:
+            Replay(execution, outcomes).run(lambda _, h: h.raw)
+        execution.finish_replay()
 
     # ── what the code asks for ───────────────────────────────────────────────────────────────
     def _look(self) -> None:
@@ -121,10 +138,10 @@ class Driver:
             first = _input(command)
             self._record(e.StepStarted(*command.key, command.name, command.use, first["input"], first["view"]))
 
-    def _record(self, event: e.Event, raw: bytes | None = None) -> None:
+    def _record(self, event: e.Event, raw: bytes | None = None, given: bytes | None = None) -> None:
         notes, self.execution.notes = self.execution.notes, ()
         self.history.extend(Happened(note, self.at) for note in notes)
-        self.history.append(Happened(event, self.at, raw))
+        self.history.append(Happened(event, self.at, raw, given))
 
     def standing(self) -> Standing:
         """Where the code stands now."""
@@ -150,10 +167,12 @@ class Driver:
         return argument_of(self.ask(which))
 
     # ── what happens to it ───────────────────────────────────────────────────────────────────
-    def deliver(self, event: e.Event, raw: bytes | None = None, *, after: float = 0.001) -> Driver:
+    def deliver(
+        self, event: e.Event, raw: bytes | None = None, *, after: float = 0.001, given: bytes | None = None
+    ) -> Driver:
         """Record an event and hand it to the code, `after` seconds later than the last one."""
         self.at += round(after * SECOND)
-        self._record(event, raw)
+        self._record(event, raw, given)
         self.execution.deliver(event, self.at, raw)
         self._look()
         return self
@@ -162,7 +181,8 @@ class Driver:
         """A step returns; the code need not wait for it any more."""
         ask: StepAsk = self.ask(which) if isinstance(which, str) else which
         raw = ask.spec.result.dumps(value)
-        return self.deliver(e.StepCompleted(*_call(ask), **self._payloads(ask, raw)), raw, after=after)
+        event = e.StepCompleted(*_call(ask), **self._payloads(ask, raw))
+        return self.deliver(event, raw, after=after, given=None if event.input is None else ask.input)
 
     def fail(self, which: str, error: BaseException, *, after: float = 0.001) -> Driver:
         """A step fails for good."""
@@ -263,10 +283,11 @@ class Driver:
         """Every prefix of the history brings the code to where it stood then, and asks for the same calls."""
         assert not self.execution.failure, self.blocked()
         for length, stood in self.stood.items():
-            again = self.replay(events=length, records_starts=self.records_starts)
-            assert again.standing() == stood, f"after {length} of {len(self.history)} events"
-            assert again.history == self.history[: len(again.history)]
-            again.execution.close()
+            for plainly in (False, True):
+                again = self.replay(events=length, records_starts=self.records_starts, replays_plainly=plainly)
+                assert again.standing() == stood, f"after {length} of {len(self.history)} events"
+                assert again.history == self.history[: len(again.history)]
+                again.execution.close()
 
 
 def argument_of(ask: StepAsk) -> Any:

@@ -7,6 +7,7 @@ inside a workflow a recorded call, inside a step's body or outside of any run th
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_getframe = sys._getframe
 
 
 def execution_here() -> Execution | None:
@@ -55,8 +58,13 @@ class Call(Coroutine[Any, Any, R], Generic[R]):
         if self._begun is not None:
             raise self._made_already()
         loop = HERE.loop
+        begun: Any = None
         if loop is not None:
-            begun: Any = self.of._ask(loop.execution, self.args, self.kwargs).__await__()
+            execution: Execution = loop.execution
+            if execution.replay is not None:
+                begun = execution.replay.answered(self.of.spec, self.args, self.kwargs, _getframe(1))
+            if begun is None:
+                begun = self.of._ask(execution, self.args, self.kwargs).__await__()
         else:
             begun = self.of._begin_elsewhere(self.args, self.kwargs)
         self._begun = begun

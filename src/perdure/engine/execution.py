@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
     from perdure.engine.leftovers import Leftovers
     from perdure.engine.owing import Debts
+    from perdure.engine.replay import Replay
     from perdure.engine.rewinding import Owed
 
 REFUSALS_MAX = 50
@@ -75,10 +76,10 @@ class Execution:
     """A run's code, its loop, and everything it has asked for and not got yet."""
 
     __slots__ = (
-        "_context", "_known", "_mailbox", "_randomness", "_refusals", "_root", "beginning", "cancel_carried",
+        "_context", "_known", "_mailbox", "_randomness", "_refusals", "beginning", "cancel_carried",
         "cancelled", "children", "claims", "code_id", "commands", "debts", "ending", "failure", "holding", "is_closing",
         "is_replaying", "is_unwinding", "leftovers", "log", "loop", "memo", "notes", "now_us", "on_interruption",
-        "open", "outcomes_left", "owed", "run_id", "sagas", "spec", "state",
+        "open", "outcomes_left", "owed", "replay", "root", "run_id", "sagas", "spec", "state",
     )  # fmt: skip
 
     def __init__(
@@ -125,10 +126,11 @@ class Execution:
         self.state: bytes | None = None
         self.is_replaying = False
         self.outcomes_left = 0
+        self.replay: Replay | None = None
         self.is_closing = False
         self.is_unwinding = False
         self._context = contextvars.Context()
-        self._root: LoopTask | None = None
+        self.root: LoopTask | None = None
         self._refusals = 0
 
     # ── made when first wanted, which in most runs is never: thousands are in memory at once ──
@@ -166,7 +168,7 @@ class Execution:
         except DecodeError as error:
             self.fail("undecodable", f"the recorded arguments do not fit {self.spec.label} any more: {error}")
             return
-        self._root = self._context.run(self._create_root, self._context, args, kwargs)
+        self.root = self._context.run(self._create_root, self._context, args, kwargs)
         self._settle()
 
     def _create_root(self, context: contextvars.Context, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopTask:
@@ -182,7 +184,10 @@ class Execution:
 
     async def _main(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.spec.is_async:
-            return await self.spec.function(*args, **kwargs)
+            code = self.spec.function(*args, **kwargs)
+            if self.replay is not None:
+                self.replay.follow(code)
+            return await code
         return await self.ask_section(
             self.spec.name, self.spec.function, args, kwargs, self.spec.result, is_async=False
         )
@@ -211,6 +216,20 @@ class Execution:
         else:
             self._deliver_other(event, output)
         self._settle()
+
+    def was_answered(self, name: str, at: int) -> None:
+        """The next call of the workflow's own task, and its outcome, without the code having given way in between."""
+        task, loop = self.root, self.loop
+        if task is not None:
+            task.calls += 1
+            task.uses[name] = task.uses.get(name, 0) + 1
+        loop.ordinal += 1  # of the future that would have been made
+        loop.idle_callbacks = 0
+        if self.outcomes_left:
+            self.outcomes_left -= 1
+        if at > self.now_us:
+            self.now_us = at
+            loop.now_seconds = at / MICROSECONDS
 
     def _deliver_other(self, event: e.Event, output: bytes | None) -> None:
         if self.debts is not None:
@@ -335,8 +354,8 @@ class Execution:
             )
 
     def _cancel_root(self, reason: str) -> None:
-        if self._root is not None and not self._root.done():
-            self._root.cancel(reason or None)
+        if self.root is not None and not self.root.done():
+            self.root.cancel(reason or None)
 
     def _settle(self) -> None:
         """Run dry, then fire what is due, once; then see whether the run is over."""
@@ -347,7 +366,7 @@ class Execution:
                 for timer in loop.pop_due():
                     loop.fire(timer)
                     loop.run_dry()
-            root = self._root
+            root = self.root
             if root is not None and root.done() and self.failure is None:
                 self._wind_up()
         except StuckTurn:
@@ -384,7 +403,7 @@ class Execution:
                 self.cancelled.add(ask.key)
 
     def _end(self) -> None:
-        root = self._root
+        root = self.root
         if root is None:
             return
         self._check_claims()
@@ -763,7 +782,7 @@ class Execution:
         """What ends this chapter, to be raised. UsageError in a child task, or while calls are in flight.
 
         A receive takes nothing with it when it goes, and of an abandoned child the run wants to hear nothing."""
-        if current_task(self.loop) is not self._root:
+        if current_task(self.loop) is not self.root:
             raise UsageError("continue_as_new() belongs into the workflow's own task, not into one that it started")
         refuse_next_chapter()
         asks = (ask for ask in self.open.values() if not ask.is_about_debt)
@@ -867,7 +886,7 @@ class Execution:
                 )
                 _keep(left)
             self.loop.close()
-            self._root = None
+            self.root = None
             self.on_interruption = _nothing
 
     def _unwind(self) -> Sequence[LoopTask]:

@@ -140,13 +140,13 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
     """One run's loop. Everything that happens on it is a function of what is delivered to it, and in which order."""
 
     __slots__ = (
-        "_asyncgens", "_exception_handler", "_is_closed", "_ready", "_roots",
+        "_asyncgens", "_exception_handler", "_is_closed", "_roots",
         "_task_factory", "_tasks", "_tasks_before_sweep", "_thread_id", "execution",
-        "idle_callbacks", "now_seconds", "ordinal", "stop_now", "timers",
+        "idle_callbacks", "now_seconds", "ordinal", "ready", "stop_now", "timers",
     )  # fmt: skip
 
     def __init__(self, execution: Owner) -> None:
-        self._ready: deque[LoopHandle] = deque()
+        self.ready: deque[LoopHandle] = deque()
         self.timers: list[LoopTimer] = []  # a heap, cancelled ones among them
         self.ordinal = 0  # of the task, future or timer made last
         self._roots = 0
@@ -170,7 +170,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         a current task must not leak into the workflow. Raises StuckTurn; passes KeyboardInterrupt on.
         """
         if not self._thread_id:
-            if self._ready:
+            if self.ready:
                 outer, hooks = running_loop(), sys.get_asyncgen_hooks()
                 self._enter()
                 try:
@@ -178,7 +178,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
                 finally:
                     self._leave(outer, hooks)
             return
-        ready = self._ready
+        ready = self.ready
         while ready and not self.stop_now:
             handle = ready.popleft()
             callback, args = handle.callback, handle.args
@@ -201,7 +201,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
     @property
     def is_dry(self) -> bool:
         """Whether nothing is ready to run."""
-        return not self._ready
+        return not self.ready
 
     @contextlib.contextmanager
     def entered(self) -> Generator[None, None, None]:
@@ -240,7 +240,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
     def fire(self, timer: LoopTimer) -> None:
         """Make a timer's callback ready, unless it was cancelled meanwhile."""
         if not timer.cancelled():
-            self._ready.append(timer)
+            self.ready.append(timer)
 
     def drop_timers(self) -> None:
         """No timer that is armed now fires any more."""
@@ -317,7 +317,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> Any:
         handle = LoopHandle(callback, args, contextvars.copy_context() if context is None else context)
-        self._ready.append(handle)
+        self.ready.append(handle)
         return handle
 
     def call_later(
@@ -454,7 +454,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
     def close(self) -> None:
         """Let go of the run, too: nothing circular is left for the collector."""
         self._is_closed = True
-        self._ready.clear()
+        self.ready.clear()
         self.timers.clear()
         self._tasks.clear()
         self.execution = None

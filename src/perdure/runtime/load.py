@@ -15,6 +15,7 @@ from perdure.engine.calls import Key, WaitingSet
 from perdure.engine.chapters import Beginning
 from perdure.engine.execution import Execution
 from perdure.engine.known import Known
+from perdure.engine.replay import Replay
 from perdure.errors import HistoryCorruptError
 from perdure.gates.budget import ABOUT_BUDGETS, Account, account_at
 from perdure.history import events as e
@@ -194,20 +195,24 @@ class Past:
         """Deliver every recorded outcome, in the order of the history."""
         execution.is_replaying = True
         execution.claims.input_of, without = self._input_of, execution.claims.input_of
-        steps = len(self.events) - len(self.others)
-        execution.outcomes_left = steps + sum(event.is_outcome for event in self.others)
-        deliver = execution.deliver
-        ids = self._ids_of_code(execution)
+        outcomes = [each for each in zip(self.events, self.stored.rows, strict=True) if each[0].is_outcome]
+        execution.outcomes_left = len(outcomes)
         with execution.loop.entered():
-            execution.begin()
-            for index, (event, row) in enumerate(zip(self.events, self.stored.rows, strict=True)):
-                if ids and index in ids:
-                    execution.code_id = ids[index]
-                if event.is_outcome:
-                    deliver(event, row.at, row.output if row.output is not None else self._output(event, row))
+            if ids := self._ids_of_code(execution):
+                self._replay_fork(execution, ids)
+            else:
+                Replay(execution, outcomes).run(self._output)
         execution.finish_replay()
         execution.claims.input_of = without  # the past need not stay in memory
         self._teach(execution.memo)
+
+    def _replay_fork(self, execution: Execution, ids: Mapping[int, str]) -> None:
+        execution.begin()
+        for index, (event, row) in enumerate(zip(self.events, self.stored.rows, strict=True)):
+            if index in ids:
+                execution.code_id = ids[index]
+            if event.is_outcome:
+                execution.deliver(event, row.at, self._output(event, row))
 
     def _ids_of_code(self, execution: Execution) -> dict[int, str]:
         """Of a fork: which id its code sees from which event on. An outcome that is the last of what was copied has no

@@ -1,0 +1,108 @@
+"""A history being replayed: which outcome comes next, and whether a call can have its own on the spot.
+
+Code that awaits a recorded step gives way to the loop, which finds nothing else to do, delivers the next outcome, and
+wakes the code again. Where that is all that would happen, the call is answered where it is made, which costs half as
+much. So the condition is that nobody could tell: the next outcome is this very call's; nothing else is ready and no
+timer is armed; and the `await` stands in the workflow's own function, which its task drives without anybody in
+between. (Code that drives a coroutine by hand sees whether that gives way.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from opcode import opmap
+from types import CoroutineType, FrameType
+from typing import Any, Protocol
+
+from perdure.engine.execution import Execution
+from perdure.engine.loop import current_task
+from perdure.errors import DecodeError
+from perdure.history import events as e
+from perdure.specs import StepSpec
+
+AWAITS = opmap["GET_AWAITABLE"]
+
+
+class Stored(Protocol):
+    """What stands beside an event. `output`: its payload, unless that has to be fetched."""
+
+    @property
+    def at(self) -> int: ...
+    @property
+    def output(self) -> bytes | None: ...
+
+
+class Replay:
+    """Hands the code its recorded outcomes, in the order in which they are given."""
+
+    __slots__ = ("_code", "_execution", "_main", "_outcomes")
+
+    def __init__(self, execution: Execution, outcomes: Sequence[tuple[e.Event, Stored]]) -> None:
+        self._execution = execution
+        self._outcomes = list(reversed(outcomes))  # those that the code has not got yet, the next one last
+        self._main: CoroutineType[Any, Any, Any] | None = None
+        self._code = b""
+
+    def run(self, fetch: Callable[[e.Event, Any], bytes | None]) -> None:
+        """Begin, and go on until all is delivered. `fetch` gives the payloads that do not stand beside their events."""
+        execution, outcomes = self._execution, self._outcomes
+        execution.replay = self
+        try:
+            execution.begin()
+            while outcomes:
+                event, stored = outcomes.pop()
+                output = stored.output
+                execution.deliver(event, stored.at, fetch(event, stored) if output is None else output)
+        finally:
+            execution.replay = None
+
+    def follow(self, main: Any) -> None:
+        """The workflow's own function begins."""
+        if type(main) is CoroutineType:
+            self._main, self._code = main, main.cr_code.co_code
+
+    def answered(
+        self, spec: Any, args: tuple[Any, ...], kwargs: dict[str, Any], caller: FrameType
+    ) -> Generator[Any, Any, Any] | None:
+        """What awaits a call that `caller` has just made, if it can have its outcome at once; else None, and nothing
+        has happened yet."""
+        outcomes, main = self._outcomes, self._main
+        if not outcomes or main is None or main.cr_frame is not caller or self._code[caller.f_lasti] != AWAITS:
+            return None
+        event, stored = outcomes[-1]
+        execution = self._execution
+        task: Any = execution.root
+        loop = execution.loop
+        if (
+            type(event) is e.StepCompleted and event.n == task.calls and event.task == task.path
+            and not task._must_cancel and task is current_task(loop) and execution.failure is None
+            and not loop.ready and not (loop.timers and loop.next_deadline_of_any() is not None)
+            and type(spec) is StepSpec and event.name == spec.name
+        ):  # fmt: skip
+            return self._answer(event, stored, spec, spec.arguments.dumps(args, kwargs))
+        return None
+
+    def _answer(
+        self, event: e.StepCompleted, stored: Stored, spec: StepSpec, raw: bytes
+    ) -> Generator[Any, Any, Any] | None:
+        """Whatever is out of the ordinary goes the usual way: also what has to be read by code of the user's."""
+        execution, key, output = self._execution, (event.task, event.n), stored.output
+        recorded = execution.claims.recorded.get(key)
+        if (
+            recorded is None or recorded.input != raw or output is None or spec.result.shape.native is None
+            or spec.rests is not None or spec.ignore or spec.digest_view is not None
+        ):  # fmt: skip
+            return None
+        try:
+            value = spec.result.loads(output)
+        except DecodeError:
+            return None
+        del self._outcomes[-1], execution.claims.recorded[key]
+        execution.was_answered(spec.name, stored.at)
+        return _given(value)
+
+
+def _given(value: Any) -> Generator[Any, Any, Any]:
+    """Awaits nothing any more."""
+    return value
+    yield  # type: ignore[unreachable]  # an iterator is what `__await__` has to give
