@@ -76,11 +76,8 @@ class Driver:
         self.performed: list[str] = []
         self.stood: dict[int, Standing] = {}
         known = Known()
-        for event, at, raw, given in self.history:
-            if type(event) is e.StepCompleted:
-                known.note_completed(event, given)
-            else:
-                known.note(event, at, raw)
+        for event, h in known.note_completed((h.event, h) for h in self.history):
+            known.note(event, h.at, h.raw)
         self.execution = Execution(
             self.spec, "run", self.beginning, known=known, waiting=waiting, same_manifest=same_manifest,
             log=self.logged.append,

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from perdure.codec import hiding
-from perdure.codec.canonical import SAFE_INTEGER_MAX, canonical_bytes, parse
+from perdure.codec.canonical import SAFE_INTEGER_MAX, canonical_bytes, encode_sorted, parse
 from perdure.codec.hints import shape_of
 from perdure.codec.plain import INT, NONE, escaped, unescaped
 from perdure.codec.resolving import Unresolved, annotated_part, resolved_hints
@@ -70,8 +70,8 @@ class ArgumentsCodec:
             if kwargs or len(args) != self._only_positional:  # else it is the usual call, and all is in the table
                 self._check(args, kwargs)
                 args, rest = args[: len(table)], args[len(table) :]
-            for index, item in enumerate(args):  # zip() costs as much as all this
-                name, own, to_wire = table[index]
+            for item in args:
+                name, own, to_wire = table[len(wire)]  # zip() costs as much as all this
                 is_own = type_of(item) is own and (own is not int or -SAFE_INTEGER_MAX <= item <= SAFE_INTEGER_MAX)
                 wire[name] = item if is_own else to_wire(item, 1)
             if rest and self._var_positional is not None:
@@ -89,7 +89,12 @@ class ArgumentsCodec:
         except RecursionError:
             raise EncodeError(at + key_step(name), too_deep().what, too_deep().hint, self._words) from None
         try:
-            raw = canonical_bytes(wire)
+            try:
+                raw = encode_sorted(wire)
+            except UnicodeEncodeError:
+                raw = b""
+            if not (raw and raw.isascii()):  # else it is canonical
+                raw = canonical_bytes(wire)
             return raw if hiding.active is None else without_secrets(raw, self.loads)
         except Unfit as no:
             raise EncodeError(at + no.path(), no.what, no.hint, self._words) from None

@@ -18,14 +18,14 @@ from perdure.codec.shape import Unfit, key_step, type_of
 SAFE_INTEGER_MAX = 2**53
 """Every integer up to this is exact in every JSON reader."""
 
-_encode = msgspec.json.Encoder(order="sorted").encode
+encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _decode = msgspec.json.Decoder().decode
 
 
 def canonical_bytes(wire: Any) -> bytes:
     """The one text of this wire."""
     try:
-        raw = _encode(wire)
+        raw = encode_sorted(wire)
     except UnicodeEncodeError:  # a lone surrogate somewhere
         return b"".join(_pieces(wire))
     if not raw.isascii() and _has_astral_key(wire):
@@ -109,8 +109,8 @@ def _pieces(wire: Any) -> list[bytes]:
         return _closed(pieces, b"]")
     if type_of(wire) is str and not is_encodable(wire):
         surrogates = base64.b64encode(wire.encode("utf-16-be", "surrogatepass")).decode()
-        return [_encode({"$s": surrogates})]
-    return [_encode(wire)]
+        return [encode_sorted({"$s": surrogates})]
+    return [encode_sorted(wire)]
 
 
 def _object_pieces(wire: dict[str, Any]) -> list[bytes]:
@@ -121,7 +121,7 @@ def _object_pieces(wire: dict[str, Any]) -> list[bytes]:
                 key_step(key)
             )
         try:
-            pieces += (_encode(key), b":", *_pieces(wire[key]), b",")
+            pieces += (encode_sorted(key), b":", *_pieces(wire[key]), b",")
         except Unfit as no:
             raise no.under(key_step(key)) from None
     return _closed(pieces, b"}")

@@ -33,12 +33,13 @@ def is_tagged(raw: bytes) -> bool:
 class ValueCodec:
     """Values of one type hint ⇄ canonical JSON. Get one with `codec_for`; it is immutable and shared."""
 
-    __slots__ = ("_from_wire", "_native", "_to_wire", "hint", "shape", "words")
+    __slots__ = ("_from_wire", "_to_wire", "hint", "native", "shape", "words")
 
     def __init__(self, hint: Any, shape: Shape) -> None:
         self.hint, self.shape, self.words = hint, shape, shape.words
         self._to_wire, self._from_wire = shape.to_wire, shape.from_wire
-        self._native = None if shape.native is None else msgspec.json.Decoder(shape.native).decode
+        native = None if shape.native is None else msgspec.json.Decoder(shape.native).decode
+        self.native: Callable[[bytes], Any] | None = native
 
     def dumps(self, value: Any, at: str = "$") -> bytes:
         """The canonical JSON of a value.
@@ -57,8 +58,8 @@ class ValueCodec:
         """The value of a canonical JSON text. Raises DecodeError when it does not fit the hint."""
         tagged = DOLLAR in raw and raw.find(TAG) >= 0  # `is_tagged`, which every value that is read is spared
         try:
-            if self._native is not None and not tagged:
-                return self._native(raw)
+            if self.native is not None and not tagged:
+                return self.native(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # said again below, with path and words
         try:

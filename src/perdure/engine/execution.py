@@ -217,20 +217,6 @@ class Execution:
             self._deliver_other(event, output)
         self._settle()
 
-    def was_answered(self, name: str, at: int) -> None:
-        """The next call of the workflow's own task, and its outcome, without the code having given way in between."""
-        task, loop = self.root, self.loop
-        if task is not None:
-            task.calls += 1
-            task.uses[name] = task.uses.get(name, 0) + 1
-        loop.ordinal += 1  # of the future that would have been made
-        loop.idle_callbacks = 0
-        if self.outcomes_left:
-            self.outcomes_left -= 1
-        if at > self.now_us:
-            self.now_us = at
-            loop.now_seconds = at / MICROSECONDS
-
     def _deliver_other(self, event: e.Event, output: bytes | None) -> None:
         if self.debts is not None:
             self.debts.hear(event, output)

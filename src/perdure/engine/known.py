@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -15,6 +15,20 @@ if TYPE_CHECKING:
     from perdure.decisions.premises import Decisions
     from perdure.engine.rewinding import Superseded
     from perdure.specs import StepSpec
+
+
+class Stored(Protocol):
+    """What stands beside an event. `input` and `output`: its payloads, unless they have to be fetched."""
+
+    @property
+    def at(self) -> int: ...
+    @property
+    def input(self) -> bytes | None: ...
+    @property
+    def output(self) -> bytes | None: ...
+
+
+AnyStored = TypeVar("AnyStored", bound=Stored)
 
 
 class Standing(NamedTuple):
@@ -195,13 +209,20 @@ class Known(msgspec.Struct, gc=False):
         if key not in self.recorded:
             self.recorded[key] = _recorded_step(event)
 
-    def note_completed(self, event: e.StepCompleted, input: bytes | None) -> None:
-        """Take in a plain step's result, which is most of what a history holds. `input`: the arguments, if they stand
-        beside the event."""
-        key = (event.task, event.n)
-        if key not in self.recorded:
-            stored = event.input if event.kept else None
-            self.recorded[key] = Recorded(event.name, "step", event.view or event.input, stored, None, input)
+    def note_completed(self, history: Iterable[tuple[e.Event, AnyStored]]) -> Iterator[tuple[e.Event, AnyStored]]:
+        """Take in the results of plain steps, which are most of what a history holds, and give everything else, each in
+        its place. Arguments that stand beside the event are kept: equal ones need no digest."""
+        recorded = self.recorded
+        for event, stored in history:
+            if type(event) is not e.StepCompleted or ":" in event.task:
+                yield event, stored
+                continue
+            key = (event.task, event.n)
+            if key not in recorded:
+                given = event.input
+                recorded[key] = Recorded(
+                    event.name, "step", event.view or given, given if event.kept else None, None, stored.input
+                )
 
     def note_request(self, event: e.Event, output: bytes | None = None) -> None:
         """Take in what an event says about what people are asked: of a history that is read, and of what is recorded

@@ -9,27 +9,23 @@ between. (Code that drives a coroutine by hand sees whether that gives way.)
 
 from __future__ import annotations
 
+from asyncio.tasks import _enter_task, _leave_task  # pyright: ignore[reportPrivateUsage]
 from collections.abc import Callable, Generator, Sequence
+from contextvars import Context
 from opcode import opmap
 from types import CoroutineType, FrameType
-from typing import Any, Protocol
+from typing import Any
 
+from perdure.clock import MICROSECONDS
+from perdure.codec import ValueCodec
+from perdure.codec.values import DOLLAR
 from perdure.engine.execution import Execution
+from perdure.engine.known import Stored
 from perdure.engine.loop import current_task
-from perdure.errors import DecodeError
 from perdure.history import events as e
 from perdure.specs import StepSpec
 
 AWAITS = opmap["GET_AWAITABLE"]
-
-
-class Stored(Protocol):
-    """What stands beside an event. `output`: its payload, unless that has to be fetched."""
-
-    @property
-    def at(self) -> int: ...
-    @property
-    def output(self) -> bytes | None: ...
 
 
 class Replay:
@@ -74,32 +70,48 @@ class Replay:
         task: Any = execution.root
         loop = execution.loop
         if (
-            type(event) is e.StepCompleted and event.n == task.calls and event.task == task.path
-            and not task._must_cancel and task is current_task(loop) and execution.failure is None
-            and not loop.ready and not (loop.timers and loop.next_deadline_of_any() is not None)
-            and type(spec) is StepSpec and event.name == spec.name
-        ):  # fmt: skip
-            return self._answer(event, stored, spec, spec.arguments.dumps(args, kwargs))
-        return None
-
-    def _answer(
-        self, event: e.StepCompleted, stored: Stored, spec: StepSpec, raw: bytes
-    ) -> Generator[Any, Any, Any] | None:
-        """Whatever is out of the ordinary goes the usual way: also what has to be read by code of the user's."""
-        execution, key, output = self._execution, (event.task, event.n), stored.output
-        recorded = execution.claims.recorded.get(key)
-        if (
-            recorded is None or recorded.input != raw or output is None or spec.result.shape.native is None
+            type(event) is not e.StepCompleted or event.n != task.calls or event.task != task.path
+            or task._must_cancel or current_task(loop) is not task or execution.failure is not None
+            or loop.ready or (loop.timers and loop.next_deadline_of_any() is not None)
+            or type(spec) is not StepSpec or event.name != spec.name
             or spec.rests is not None or spec.ignore or spec.digest_view is not None
         ):  # fmt: skip
             return None
-        try:
-            value = spec.result.loads(output)
-        except DecodeError:
+        return self._answer(task, event, stored, spec, spec.arguments.dumps(args, kwargs))
+
+    def _answer(
+        self, task: Any, event: e.StepCompleted, stored: Stored, spec: StepSpec, raw: bytes
+    ) -> Generator[Any, Any, Any] | None:
+        """Whatever is out of the ordinary goes the usual way."""
+        execution, output, native = self._execution, stored.output, spec.result.native
+        loop, entries, key = execution.loop, execution.claims.recorded, (event.task, event.n)
+        recorded = entries.get(key)
+        if recorded is None or recorded.input != raw or output is None:
             return None
-        del self._outcomes[-1], execution.claims.recorded[key]
-        execution.was_answered(spec.name, stored.at)
+        if stored.at > execution.now_us:
+            execution.now_us = stored.at
+            loop.now_seconds = stored.at / MICROSECONDS
+        try:
+            value = native(output) if native and DOLLAR not in output else _read(spec.result, output, loop, task)
+        except Exception:
+            return None
+        del self._outcomes[-1], entries[key]
+        task.calls += 1
+        task.uses[event.name] = task.uses.get(event.name, 0) + 1
+        loop.ordinal += 1  # of the future that would have been made
+        loop.idle_callbacks = 0
+        if execution.outcomes_left:
+            execution.outcomes_left -= 1
         return _given(value)
+
+
+def _read(codec: ValueCodec, output: bytes, loop: Any, task: Any) -> Any:
+    """Outside of the task, as when it is delivered: whatever code of the user's reads it finds no task there."""
+    _leave_task(loop, task)
+    try:
+        return Context().run(codec.loads, output)
+    finally:
+        _enter_task(loop, task)
 
 
 def _given(value: Any) -> Generator[Any, Any, Any]:

@@ -160,11 +160,7 @@ class Past:
 
     def known(self) -> Known:
         known = Known()
-        note_completed = known.note_completed
-        for event, row in zip(self.events, self.stored.rows, strict=True):
-            if type(event) is e.StepCompleted and ":" not in event.task:
-                note_completed(event, row.input)
-                continue
+        for event, row in known.note_completed(zip(self.events, self.stored.rows, strict=True)):
             wants = isinstance(event, e.Heartbeat | e.PersonDecided | e.PremisesRead | e.PremisesChecked) or (
                 isinstance(event, e.Keyed) and ":" in event.task
             )  # fmt: skip

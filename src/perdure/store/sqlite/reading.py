@@ -143,15 +143,15 @@ class Readers:
                 raise HistoryCorruptError(f"{self.path}: there is no run with number {rid}")
             info = run_info(found)
             first = info.chapter_seq if from_seq is None else from_seq
-            rows = connection.execute(QUERIES["events_from"], (rid, first)).fetchall()
-            last = rows[-1] if rows else connection.execute(QUERIES["last_event"], (rid,)).fetchone()
+            rows = list(starmap(Row, connection.execute(QUERIES["events_from"], (rid, first))))
+            last = rows[-1:] or list(starmap(Row, connection.execute(QUERIES["last_event"], (rid,))))
         self._check_dense(info, first, rows)
-        length, head = (0, b"") if last is None else (last[0] + 1, last[6])
-        return Stored(info, length, head, list(starmap(Row, rows)))
+        length, head = (last[0].seq + 1, last[0].hash) if last else (0, b"")
+        return Stored(info, length, head, rows)
 
-    def _check_dense(self, info: RunInfo, first: int, rows: Sequence[Any]) -> None:
-        if [row[0] for row in rows] != list(range(first, first + len(rows))):
-            expected = next(seq for seq, row in enumerate(rows, first) if row[0] != seq)
+    def _check_dense(self, info: RunInfo, first: int, rows: Sequence[Row]) -> None:
+        if [row.seq for row in rows] != list(range(first, first + len(rows))):
+            expected = next(seq for seq, row in enumerate(rows, first) if row.seq != seq)
             raise HistoryCorruptError(
                 f"{self.path}: run {info.run_id} has no event {expected}, but later ones; restore a backup"
             )
