@@ -4,7 +4,8 @@ Code that awaits a recorded step gives way to the loop, which finds nothing else
 wakes the code again. Where that is all that would happen, the call is answered where it is made, which costs half as
 much. So the condition is that nobody could tell: the next outcome is this very call's; nothing else is ready and no
 timer is armed; and the `await` stands in the workflow's own function, which its task drives without anybody in
-between. (Code that drives a coroutine by hand sees whether that gives way.)
+between. (Code that drives a coroutine by hand sees whether that gives way. What is compiled and does so inside of one
+`await`, with the call itself, goes unnoticed.)
 """
 
 from __future__ import annotations
