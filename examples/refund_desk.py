@@ -104,7 +104,7 @@ async def main(store: str) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case [store]:
+        case [store, *_]:  # `perdure demo` gives the claims to each of its agents
             asyncio.run(main(store))
         case _:
             sys.exit(__doc__)
