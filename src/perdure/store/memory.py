@@ -842,8 +842,18 @@ class MemoryStore:
         posts = self._shared.posts.values()
         if any(held.post.rid == run.info.rid and held.post.status != "sent" for held in posts):
             return False
-        parent = self._named(run.info.parent_run_id) if run.info.parent_run_id is not None else None
-        return parent is None or parent.info.status.is_final
+        return all(above.info.status.is_final for above in self._ancestors(run))
+
+    def _ancestors(self, run: _Run) -> Iterator[_Run]:
+        """By name: where an id was used again after pruning they may come round in a circle."""
+        seen, parent_run_id = set[str](), run.info.parent_run_id
+        while parent_run_id is not None and parent_run_id not in seen:
+            seen.add(parent_run_id)
+            parent = self._named(parent_run_id)
+            if parent is None:
+                return
+            yield parent
+            parent_run_id = parent.info.parent_run_id
 
     def heads(self) -> Iterator[tuple[str, int, int, bytes]]:
         with self._shared.lock:

@@ -672,9 +672,9 @@ class Store(Protocol):
     def prune(self, *, ended_before: int, limit: int) -> int:
         """Delete up to `limit` finished runs with their events, blobs and mail, each run whole; what stays is one line
         per run: run id, rid, length, chain head, times, and its operations of scope `global`, for others still ask for
-        them. A finished child whose parent still runs is kept, and so is a run that has posted what is not sent, and
-        what a fork that still runs descends from, with its children: their effects are not to be repeated. Uses that
-        count against no rate any more are deleted too.
+        them. What descends from a run that has not ended is kept, since that may come to owe what it did; and so is a
+        run that has posted what is not sent, and what a fork that still runs descends from, with its children: their
+        effects are not to be repeated. Uses that count against no rate any more are deleted too.
         """
         ...
 

@@ -67,6 +67,19 @@ class CarePromises(StoreCase):
         self.done(append(parent, 1, change=ENDED))
         assert self.store.prune(ended_before=FOREVER, limit=10) == 2
 
+    def test_what_descends_from_a_run_stays_while_that_runs(self) -> None:
+        top = self.start("top")
+        for run_id, parent in (("child", "top"), ("grandchild", "child"), ("last", "grandchild")):
+            self.finish(run_id, parent_run_id=parent)
+        assert self.store.prune(ended_before=FOREVER, limit=10) == 0
+        self.done(append(top, 1, change=ENDED))
+        assert self.store.prune(ended_before=FOREVER, limit=10) == 4
+
+    def test_ids_that_were_used_again_may_make_a_circle_of_parents(self) -> None:
+        self.finish("one", parent_run_id="other")
+        self.finish("other", parent_run_id="one")
+        assert self.store.prune(ended_before=FOREVER, limit=10) == 2
+
     def test_a_run_id_used_again_gets_nothing_of_the_old_run(self) -> None:
         old = self.start("r")
         other = self.start("other")

@@ -10,8 +10,12 @@ WITH RECURSIVE needed (rid, run_id) AS (
 )
 SELECT rid FROM runs
 WHERE ending IS NOT NULL AND updated_at < :ended_before AND NOT EXISTS (
-    SELECT 1 FROM runs AS parent
-    WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('completed', 'failed', 'cancelled')
+    WITH RECURSIVE above (parent_run_id, status) AS (
+        SELECT parent.parent_run_id, parent.status FROM runs AS parent WHERE parent.run_id = runs.parent_run_id
+        UNION
+        SELECT parent.parent_run_id, parent.status FROM above JOIN runs AS parent ON parent.run_id = above.parent_run_id
+    )
+    SELECT 1 FROM above WHERE status NOT IN ('completed', 'failed', 'cancelled')
 ) AND NOT EXISTS (SELECT 1 FROM outbox WHERE outbox.rid = runs.rid AND outbox.status <> 'sent')
 AND rid NOT IN (SELECT needed.rid FROM needed)
 ORDER BY updated_at, rid LIMIT :limit;
