@@ -39,7 +39,8 @@ class Said(NamedTuple):
 @dataclass
 class Request:
     """`call`: the node, the digest and the chapter that a call is asked to be approved with. `counted`: what people
-    said that counts; `told`: what the history says that it came to; `used_by`: what was made of it."""
+    said that counts; `told`: what the history says that it came to; `used_by`: what was made of it; `is_late`: that was
+    recorded when its time was over, and so must not leave."""
 
     id: str
     run_id: str
@@ -53,6 +54,7 @@ class Request:
     told: str = ""
     is_withdrawn: bool = False
     used_by: str = ""
+    is_late: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -183,8 +185,8 @@ class Consents:
             return
         if request.used_by not in {"", by}:
             self._problem(f"{by} is made under {request_id}, which {request.used_by} has used up")
-        elif not request.used_by and request.recheck and request.is_over(at) and self.are_clocks_even:
-            self._problem(f"{by} is made under {request_id}, whose time is over")
+        elif not request.used_by and request.recheck and self.are_clocks_even:
+            request.is_late = request.is_over(at)
         request.used_by = by
 
     # ── what is done ─────────────────────────────────────────────────────────────────────────
@@ -200,6 +202,9 @@ class Consents:
             self._problem(f"node {call[0]} of {run_id} is done, and nobody has approved that: {mine}")
         elif operation and operation not in [each.used_by for each in good]:
             self._problem(f"operation {operation} of {run_id} is sent, and has used no approval up: {good}")
+        used = [each for each in good if each.used_by]
+        if used and call[0] not in self._children and all(each.is_late for each in used):
+            self._problem(f"node {call[0]} of {run_id} is done when the time of its approval was over: {good}")
 
     def wrong_in(self, store: Store) -> Iterator[str]:
         """In the end: what people decided and nobody was told, and rows that say something else than happened."""
