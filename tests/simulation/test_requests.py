@@ -153,7 +153,7 @@ def test_it_finds_a_call_that_nobody_approved(broken: Broken) -> None:
 
 def test_it_finds_an_approval_that_never_lapses(broken: Broken) -> None:
     broken(Grant, "is_late", does_nothing)
-    assert "whose time is over" in found(approve(pays(), within_ms=500), ROUGH)
+    assert "when the time of its approval was over" in found(approve(pays(), within_ms=500), ROUGH)
 
 
 # ── the account itself ──────────────────────────────────────────────────────────────────────
