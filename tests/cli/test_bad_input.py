@@ -84,7 +84,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "a run that has ended": ("runs send greeted text x", 6, "run greeted has completed: it takes no message"),
     "nothing to unblock": ("inbox unblock echo --retry", 6, "run echo is queued: nothing in it waits for a person"),
     "to unblock what has ended": ("inbox unblock greeted --retry", 6, "run greeted has completed: nothing in it waits"),
-    "no decision": ("inbox unblock echo", 2, "decide one thing: --retry, --value VALUE, --fail, --reuse or --keep"),
+    "no decision": ("inbox unblock echo", 2, "--value VALUE, --fail, --reuse, --keep or --recompute"),
     "two decisions": ("inbox unblock echo --retry --fail", 2, "decide one thing"),
     "a decision that cannot help": ("inbox unblock hangs --value 1", 6, "--value cannot help run hangs, which is"),
     "a call that is not stuck": ("inbox unblock hangs --fail --call '0/x#1'", 6, "0/x#1 of run hangs does not"),

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import sqlite3
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,11 +20,9 @@ from tests.runtime.hosting import (
 
 import perdure
 from perdure import Run, Runtime, Status, StoreError, step, workflow
-from perdure.audit.verify import verify
 from perdure.runtime import mail
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Append, NewRun, Outcome, Write
-from perdure.store.sqlite import SqliteStore
 from perdure.testing.clock import FakeClock
 from perdure.testing.crashing import CrashingStore, failing
 
@@ -208,57 +202,6 @@ def test_lazy_and_durable_results_of_one_moment_are_delivered_in_the_order_of_th
 
 async def six_completed(run: Run[Any]) -> bool:
     return (await kinds(run)).count("step.completed") == 6
-
-
-# ── commits of many runs, which the writer's thread ends while others go on ─────────────────
-
-
-class FailingStore(SqliteStore):
-    """A store on which every third commit that was begun here fails in the end, before or after it was applied."""
-
-    begun = 0
-
-    def begin_commit(self, writes: Sequence[Write]) -> Callable[[], list[Outcome]] | None:
-        end = super().begin_commit(writes)
-        self.begun += 1
-        return partial(self._fail, end, self.begun % 2 == 0) if self.begun % 3 == 0 else end
-
-    def _fail(self, end: Callable[[], list[Outcome]] | None, is_applied: bool) -> list[Outcome]:
-        if is_applied and end is not None:
-            end()
-        else:
-            with contextlib.suppress(StoreError):
-                self._writer.end(self._refuse)
-        raise StoreError("the answer got lost")
-
-    def _refuse(self) -> None:
-        raise sqlite3.OperationalError("no")
-
-
-@step
-async def count(item: int) -> int:
-    CALLS.append(item)
-    return item
-
-
-@workflow
-async def four_steps(item: int) -> int:
-    return sum([await count(item) for _ in range(4)])
-
-
-def test_commits_of_many_runs_are_made_beside_the_others_and_may_fail(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = FailingStore(str(tmp_path / "runs.db"))
-        async with Runtime(store, workflows=[four_steps]) as runtime:
-            starts = (runtime.start(four_steps.call(n), id=f"run-{n}") for n in range(150))
-            runs = await asyncio.gather(*starts)
-            assert await asyncio.gather(*(run.result(timeout=40) for run in runs)) == [4 * n for n in range(150)]
-            assert store.begun > 9
-            assert {(await kinds(run)).count("step.completed") for run in runs} == {4}
-            assert verify(store).is_sound
-        assert sorted(CALLS) == sorted([*range(150)] * 4)
-
-    run_async(main())
 
 
 # ── commits that fail ───────────────────────────────────────────────────────────────────────

@@ -72,25 +72,6 @@ def append_forever(path: str, worker: str) -> None:
         say(done(append(store, rid, length)).length)
 
 
-def append_to_all_forever(path: str, worker: str) -> None:
-    """Appends to forty runs in one statement, on a thread of its own, and says each length that all have reached."""
-    store = SqliteStore(path)
-    store.enter(worker, lease_seconds=60, workflows=["agent"])
-    rids = [start(store, f"run-{number}", worker) for number in range(40)]
-    for length in range(1, 1_000_000):
-        end = store.begin_commit([Append(os.urandom(16), rid, 1, length, (row(length),)) for rid in rids])
-        assert end is not None
-        thread = threading.Thread(target=all_done, args=(end,))
-        thread.start()
-        thread.join()
-        say(length + 1)
-
-
-def all_done(end: Callable[[], list[Outcome]]) -> None:
-    for outcome in end():
-        done(outcome)
-
-
 def live(path: str, worker: str) -> None:
     """Enters, owns a run, and lives until it is killed."""
     store = SqliteStore(path)
@@ -250,7 +231,6 @@ TASKS: dict[str, Callable[..., None]] = {
         open_only,
         many_runs,
         append_forever,
-        append_to_all_forever,
         live,
         hold_the_turn,
         stall_in_migration,

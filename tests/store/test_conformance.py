@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from tests.store.halves import HalvesStore
-
 from perdure.store import Store
 from perdure.store.memory import MemoryStore
-from perdure.store.sqlite import SqliteStore, statements
+from perdure.store.sqlite import SqliteStore
 from perdure.testing.conformance import StillClock, StoreConformance
 
 
@@ -25,14 +22,3 @@ class TestMemory(StoreConformance):
 class TestSqlite(StoreConformance):
     def open(self, place: Path, clock: StillClock) -> Store:
         return SqliteStore(str(place / "perdure.db"), clock=clock)
-
-
-class TestSqliteInHalves(StoreConformance):
-    """Each commit begins on one thread and ends on another; a plain append is one statement without a transaction."""
-
-    @pytest.fixture(autouse=True)
-    def _one_is_many(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(statements, "SIZES", (1, 2, 4, 512))
-
-    def open(self, place: Path, clock: StillClock) -> Store:
-        return HalvesStore(str(place / "perdure.db"), clock=clock)

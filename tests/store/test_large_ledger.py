@@ -11,8 +11,8 @@ import pytest
 
 from perdure.ledger import EffectState, LedgerEntry, operation_id
 from perdure.store.sqlite import SqliteStore
+from perdure.store.sqlite.commit import QUERIES
 from perdure.store.sqlite.reading import Readers
-from perdure.store.sqlite.statements import QUERIES
 
 FEW = 100
 

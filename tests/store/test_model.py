@@ -21,7 +21,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,  # pyright: ignore[reportUnknownVariableType]
 )
-from tests.store.halves import HalvesStore
 
 from perdure.store import Store
 from perdure.store.memory import MemoryStore
@@ -66,13 +65,12 @@ KINDS = st.sampled_from(["step.done", "step.started"])
 
 
 class Stores(RuleBasedStateMachine):
-    @initialize(in_halves=st.booleans())
-    def open(self, in_halves: bool) -> None:
+    @initialize()
+    def open(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.clock = StillClock()
         path = str(Path(self.folder.name, "x.db"))
-        self.sqlite = (HalvesStore if in_halves else SqliteStore)(path, clock=self.clock)
-        self.memory = MemoryStore(self.clock)
+        self.sqlite, self.memory = SqliteStore(path, clock=self.clock), MemoryStore(self.clock)
         self.stores: list[SqliteStore | MemoryStore] = [self.sqlite, self.memory]
         self.handles: list[Store] = [SqliteStore(path), self.memory.again()]
         self.ids = 0

@@ -82,20 +82,6 @@ def test_what_was_committed_survives_a_kill_at_any_moment(path: str, spawn: Spaw
     check_file(path)
 
 
-def test_of_what_is_written_in_one_statement_a_kill_leaves_all_or_nothing(path: str, spawn: Spawn) -> None:
-    choice = random.Random(11)
-    child = spawn("append_to_all_forever", path, "w")
-    said = [int(line(child)) for _ in range(choice.randrange(20, 60))][-1]
-    child.send_signal(signal.SIGKILL)
-    said = max([said, *map(int, rest(child).split("\n")[:-1])])
-    store = SqliteStore(path)
-    lengths = {length for _, _, length, _ in store.heads()}
-    assert lengths <= {said, said + 1}
-    assert len(lengths) == 1
-    store.close()
-    check_file(path)
-
-
 def test_a_killed_process_is_lost_at_once_and_its_runs_are_taken_over(path: str, spawn: Spawn) -> None:
     child = spawn("live", path, "w")
     assert line(child) == "alive"

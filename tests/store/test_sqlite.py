@@ -28,7 +28,7 @@ from perdure.errors import (
 from perdure.store.protocol import Done, Filter, Note
 from perdure.store.sql import load_migrations
 from perdure.store.sqlite import SqliteStore, connect, locks, schema, writer
-from perdure.store.sqlite.statements import QUERIES
+from perdure.store.sqlite.commit import QUERIES
 from perdure.testing.conformance.base import append, new_run, released, row
 
 MIGRATIONS = load_migrations(str(Path(schema.__file__).parent / "migrations"))
@@ -403,31 +403,6 @@ def test_of_a_batch_that_does_not_fit_what_fits_is_written(path: str, monkeypatc
     with pytest.raises(StoreFullError):
         store.commit([append(one, 1), huge, append(three, 1)])
     assert [store.load(rid).length for rid in (one, two, three)] == [2, 1, 2]
-    store.close()
-
-
-def test_many_events_that_do_not_fit_leave_nothing_and_the_turn_to_others(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def small(connection: sqlite3.Connection, *, busy_seconds: float, is_reader: bool) -> None:
-        connect_as_usual(connection, busy_seconds=busy_seconds, is_reader=is_reader)
-        connection.execute("PRAGMA max_page_count = 200")
-
-    connect_as_usual = connect.configure
-    monkeypatch.setattr(connect, "configure", small)
-    store = SqliteStore(path)
-    store.enter("w", lease_seconds=600, workflows=["agent"])
-    rids = [start(store, f"run-{number}") for number in range(32)]
-    for output in (b"x" * 50_000, b"x"):
-        end = store.begin_commit([append(rid, 1, rows=(row(1, output=output),)) for rid in rids])
-        assert end is not None
-        assert not store.is_free()
-        if len(output) > 1:
-            with pytest.raises(StoreFullError):
-                end()
-        else:
-            assert end() == [Done(rid, 2) for rid in rids]
-        assert store.is_free()
     store.close()
 
 

@@ -1,9 +1,7 @@
 """The one writer of a process: what all runs want to write in the same moment becomes one transaction.
 
 Writes are collected until the event loop comes round, then committed together: at once on the loop's thread while the
-store is free and commits measure well under the time of a thread switch, else on the writer's own thread. Where there
-are many, the two share the work: the loop's thread judges the writes, the writer's thread does what the database takes
-long for. Many that come at once are cut in two, so that half of the runs go on while the other half is made durable.
+store is free and commits measure well under the time of a thread switch, else on the writer's own thread.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +22,6 @@ log = logging.getLogger("perdure")
 INLINE_COMMIT_SECONDS_MAX = 0.001
 INLINE_BATCH_SECONDS_MAX = 0.02
 WRITES_PER_COMMIT_MAX = 500
-WRITES_SHARED_MIN = 24
-"""From so many on it pays to leave the waiting to the writer's thread: to hand over costs what two rows cost."""
-BEGIN_SECONDS_MAX = 0.001
 FIRST_RETRY_SECONDS = 0.02
 LONGEST_RETRY_SECONDS = 1.0
 FAILURES_IN_A_ROW_MAX = 2
@@ -36,8 +30,6 @@ Done = Callable[[Any, Outcome | Exception], None]
 Job = tuple[Write, Done, Any]
 """What is to be written, who is told the outcome, and what it is about: a closure for each write would cost more."""
 Told = tuple[Done, Any, Outcome | Exception]
-Outcomes = list[Outcome | Exception] | StoreError
-"""Of each write of a commit, or why nobody knows any."""
 
 
 class Writer:
@@ -100,79 +92,34 @@ class Writer:
         self._is_scheduled = False
         if self._is_busy:
             return
-        jobs = self._collected()
-        count = len(jobs) // 2 if len(jobs) >= 2 * WRITES_SHARED_MIN else len(jobs)
-        if self._share(jobs[:count]):  # the others' turn comes when these are durable, and these go on meanwhile
-            self._jobs = jobs[count:] + self._jobs
-        elif not jobs:
-            pass
-        elif self._may_be_inline(len(jobs)):
-            self._finish(jobs, self._commit(jobs))
-        else:
-            self._hand_over(jobs, lambda: self._commit(jobs))
-
-    def _collected(self) -> list[Job]:
-        """All that is to be written now. None of it if this is closed: then that is what its writers are told."""
         jobs, self._jobs = self._jobs, []
         for source in self._sources:
             jobs.extend(source())
+        if not jobs:
+            return
         if self.is_closed:
             self._refuse(jobs, StoreError("this Runtime was closed before that was written"))
-            return []
-        self._jobs = jobs[WRITES_PER_COMMIT_MAX:] + self._jobs  # to ask a source may have led to more
-        return jobs[:WRITES_PER_COMMIT_MAX]
-
-    def _share(self, jobs: list[Job]) -> bool:
-        """Begin a commit of many here, and let the writer's thread end it; False if that is not to be had.
-
-        The end is one long call into the database, which leaves Python to the others. It is waited for until that call
-        has begun: the thread would else have to wait for a pause of this one."""
-        if len(jobs) < WRITES_SHARED_MIN or self._working or not self._is_free():
-            return False
-        try:
-            end = self._store.begin_commit([write for write, _, _ in jobs])
-        except Exception:  # the commit itself will say what is wrong
-            return False
-        if end is None:
-            return False
-        begun = threading.Lock()
-        begun.acquire()
-        self._hand_over(jobs, lambda: self._end(jobs, end, begun))
-        begun.acquire(timeout=BEGIN_SECONDS_MAX)
-        return True
-
-    def _hand_over(self, jobs: list[Job], work: Callable[[], Outcomes]) -> None:
-        self._is_busy = True
-        try:
-            commit = self._loop.run_in_executor(self._thread, work)
-        except BaseException:  # no thread is to be had
-            self._is_busy = False
-            self._finish(jobs, work())
-            raise
-        commit.add_done_callback(lambda done: self._finish_later(jobs, done))
+            return
+        if len(jobs) > WRITES_PER_COMMIT_MAX:
+            self._jobs = jobs[WRITES_PER_COMMIT_MAX:] + self._jobs  # to ask a source may have led to more
+            jobs = jobs[:WRITES_PER_COMMIT_MAX]
+        if self._may_be_inline(len(jobs)):
+            self._finish(jobs, self._commit(jobs))
+        else:
+            self._is_busy = True
+            commit = self._loop.run_in_executor(self._thread, self._commit, jobs)
+            commit.add_done_callback(lambda done: self._finish_later(jobs, done))
 
     def _may_be_inline(self, writes: int) -> bool:
         takes = self._seconds_per_write * writes
         if self._lone_seconds >= INLINE_COMMIT_SECONDS_MAX or takes >= INLINE_BATCH_SECONDS_MAX:
             return False
-        return self._is_free()
-
-    def _is_free(self) -> bool:
         try:
             return self._store.is_free()
         except Exception:  # the commit itself will say what is wrong
             return False
 
-    def _end(self, jobs: list[Job], end: Callable[[], list[Outcome]], begun: threading.Lock) -> Outcomes:
-        begun.release()
-        try:
-            outcomes = list[Outcome | Exception](end())
-        except Exception:  # nobody knows what became of it: the same writes are sent again, under the same ids
-            return self._commit(jobs)
-        self.commits += 1
-        return outcomes
-
-    def _commit(self, jobs: list[Job]) -> Outcomes:
+    def _commit(self, jobs: list[Job]) -> list[Outcome | Exception] | StoreError:
         began = self._stopwatch()
         try:
             outcomes: list[Outcome | Exception] = list(self._store.commit([write for write, _, _ in jobs]))
@@ -189,7 +136,7 @@ class Writer:
             self._seconds_per_write = 0.8 * self._seconds_per_write + 0.2 * took / len(jobs)
         return outcomes
 
-    def _commit_each(self, jobs: list[Job]) -> Outcomes:
+    def _commit_each(self, jobs: list[Job]) -> list[Outcome | Exception] | StoreError:
         outcomes: list[Outcome | Exception] = []
         for job in jobs:
             outcome = self._commit([job])
@@ -198,15 +145,12 @@ class Writer:
             outcomes += outcome
         return outcomes
 
-    def _finish_later(self, jobs: list[Job], commit: asyncio.Future[Outcomes]) -> None:
+    def _finish_later(self, jobs: list[Job], commit: asyncio.Future[list[Outcome | Exception] | StoreError]) -> None:
         self._is_busy = False
-        waiting = self._collected()
-        if not self._share(waiting):  # else that is made durable while the others go on
-            self._jobs = waiting + self._jobs
         self._finish(jobs, commit.result())
         self.schedule()  # whoever asked for a commit while this one was under way was not heard
 
-    def _finish(self, jobs: list[Job], outcomes: Outcomes) -> None:
+    def _finish(self, jobs: list[Job], outcomes: list[Outcome | Exception] | StoreError) -> None:
         if isinstance(outcomes, StoreError):
             self._set_aside(jobs, outcomes)
         else:

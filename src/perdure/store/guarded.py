@@ -46,9 +46,6 @@ class _Guarded:
     def commit(self, writes: Sequence[Write]) -> list[Outcome]:
         return self.inner.commit([clean(write) for write in writes])
 
-    def begin_commit(self, writes: Sequence[Write]) -> Callable[[], list[Outcome]] | None:
-        return self.inner.begin_commit([clean(write) for write in writes])
-
     def transact(self, intent: Append, fill: Callable[[Any], Append]) -> Outcome:
         return self.inner.transact(intent, lambda connection: _append(fill(connection)))
 

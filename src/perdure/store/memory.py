@@ -183,9 +183,6 @@ class MemoryStore:
             self._count_commit()
             return [self._write(write) for write in writes]
 
-    def begin_commit(self, writes: Sequence[Write]) -> None:
-        """There is no disk to wait for."""
-
     def transact(self, intent: Append, fill: Callable[[Any], Append]) -> Outcome:
         with self._shared.lock:
             run = self._shared.runs.get(intent.rid)

@@ -474,16 +474,6 @@ class Store(Protocol):
         """
         ...
 
-    def begin_commit(self, writes: Sequence[Write]) -> Callable[[], list[Outcome]] | None:
-        """Do of a commit, on this thread, all but the waiting for the disk. What is returned ends it: on any thread,
-        soon, and once, since everybody else who writes waits for that. It raises what `commit` does, and the writes may
-        then be sent again.
-
-        None, and nothing was done, where a commit has no such parts. What this raises is for `commit` to judge, which
-        is to be called with the same writes: nothing was done.
-        """
-        ...
-
     def transact(self, intent: Append, fill: Callable[[Any], Append]) -> Outcome:
         """Apply an append together with what its maker writes into the same database: both or neither.
 

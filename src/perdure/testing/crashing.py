@@ -126,9 +126,6 @@ class CrashingStore:
     def commit(self, writes: Sequence[Write]) -> list[Outcome]:
         return self._write("commit", lambda: self.inner.commit(writes), writes)
 
-    def begin_commit(self, writes: Sequence[Write]) -> None:
-        """Each write is one, from beginning to end."""
-
     def transact(self, intent: Append, fill: Callable[[Any], Append]) -> Outcome:
         return self._write("transact", lambda: self.inner.transact(intent, fill))
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 from perdure.errors import StoreError, StoreFullError, StoreReadOnlyError
 from perdure.store.protocol import Status
+from perdure.store.sqlite.commit import QUERIES
 from perdure.store.sqlite.connect import translated
 from perdure.store.sqlite.reading import Readers
-from perdure.store.sqlite.statements import QUERIES
 
 HEADS_PER_READ = 1000
 PAGES_PER_STEP = 1000

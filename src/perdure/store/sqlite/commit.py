@@ -7,9 +7,9 @@ last commit left in memory (`Facts`) and reads nothing.
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -42,6 +42,7 @@ from perdure.store.protocol import (
     Watch,
     Write,
 )
+from perdure.store.sql import load_queries
 from perdure.store.sqlite.rows import (
     account_columns,
     approval_columns,
@@ -50,9 +51,9 @@ from perdure.store.sqlite.rows import (
     run_info,
     shared_account,
 )
-from perdure.store.sqlite.statements import QUERIES, Event, insert_events, is_one, statement_for
 from perdure.store.sqlite.writer import Facts
 
+QUERIES = load_queries(os.path.join(os.path.dirname(__file__), "queries"))
 INSERT_EVENT, INSERT_WITH_GAPS = QUERIES["insert_event"], QUERIES["insert_event_with_gaps"]
 NULL = -1
 """What stands for it in the queries that say so: for each None the driver first looks for an adapter."""
@@ -69,24 +70,6 @@ def append_alone(connection: sqlite3.Connection, facts: Facts, write: Write) -> 
     is_whole = row.input is not None and row.output is not None
     connection.execute(INSERT_EVENT if is_whole else INSERT_WITH_GAPS, event_values(write.rid, row, write.id))
     return _stands(facts, write)
-
-
-def begin(
-    connection: sqlite3.Connection, facts: Facts, writes: Sequence[Write], now: int
-) -> tuple[list[Outcome], Callable[[], object]]:
-    """All of a commit but the wait for the disk; and what is left to do.
-
-    Of appends of one row each, with nothing to judge, that is all of the database's work: one statement, which is a
-    transaction of its own. Nobody else can have written since it was judged: the caller has the turn.
-    """
-    if is_one(len(writes)):
-        plain = [write for write in writes if type(write) is Append and _is_plain(write, facts)]
-        if len(plain) == len(writes):
-            events = [event_values(append.rid, append.rows[0], append.id) for append in plain]
-            insert = partial(connection.execute, *statement_for(events))
-            return [_stands(facts, append) for append in plain], insert
-    connection.execute("BEGIN IMMEDIATE")
-    return Commit(connection, facts, now).apply(writes), partial(connection.execute, "COMMIT")
 
 
 def _is_plain(append: Append, facts: Facts) -> bool:
@@ -108,7 +91,7 @@ def _stands(facts: Facts, append: Append) -> Done:
     return Done(rid, length)
 
 
-def event_values(rid: int, row: Row, append_id: bytes | None) -> Event:
+def event_values(rid: int, row: Row, append_id: bytes | None) -> tuple[Any, ...]:
     """The row as INSERT_WITH_GAPS wants it, and INSERT_EVENT if nothing is missing. `append_id` goes with an append's
     first row.
 
@@ -144,7 +127,8 @@ class Commit:
         self._now = now
         self._ids = dict[str, tuple[int, bytes] | None]()
         self._new_runs = list[tuple[Any, ...]]()
-        self._events = list[Event]()
+        self._events = list[tuple[Any, ...]]()
+        self._events_with_gaps = list[tuple[Any, ...]]()
         self._blobs = list[tuple[int, bytes, bytes]]()
         self._taken = list[tuple[int, int]]()
         self._ended = list[tuple[Any, ...]]()
@@ -197,8 +181,11 @@ class Commit:
             self._connection.executemany(QUERIES["insert_run"], self._new_runs)
             self._new_runs.clear()
         if self._events:
-            insert_events(self._connection, self._events)
+            self._connection.executemany(INSERT_EVENT, self._events)
             self._events.clear()
+        if self._events_with_gaps:
+            self._connection.executemany(INSERT_WITH_GAPS, self._events_with_gaps)
+            self._events_with_gaps.clear()
         if self._blobs:
             self._connection.executemany(QUERIES["insert_blob"], self._blobs)
             self._blobs.clear()
@@ -310,7 +297,8 @@ class Commit:
         return Done(rid, length)
 
     def _add(self, rid: int, row: Row, append_id: bytes | None) -> None:
-        self._events.append(event_values(rid, row, append_id))
+        is_whole = append_id is not None and row.input is not None and row.output is not None
+        (self._events if is_whole else self._events_with_gaps).append(event_values(rid, row, append_id))
 
     def _record_others(self, append: Append) -> None:
         """What touches the index row, or other runs. After the rows, in the order in which each may see the last."""

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Collection, Sequence
 
 from perdure.store.protocol import Post
-from perdure.store.sqlite.statements import QUERIES
+from perdure.store.sqlite.commit import QUERIES
 
 
 def put(connection: sqlite3.Connection, posts: Sequence[Post]) -> int:

@@ -18,9 +18,9 @@ from perdure.errors import HistoryCorruptError
 from perdure.ledger.entry import LedgerEntry
 from perdure.ledger.states import EffectState
 from perdure.store.protocol import ApprovalFilter, EffectFilter, Filter, Mail, Row, RunInfo, Stored, WorkerInfo
+from perdure.store.sqlite.commit import QUERIES
 from perdure.store.sqlite.connect import connect, leaves_doubts, translated
 from perdure.store.sqlite.rows import approval_entry, ledger_entry, run_info, worker_info
-from perdure.store.sqlite.statements import QUERIES
 
 IDLE_READERS_MAX = 4
 OPEN_IN_THE_INDEX = {EffectState.STARTED, EffectState.UNKNOWN, EffectState.FAILED_RETRYABLE}

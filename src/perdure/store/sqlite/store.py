@@ -38,12 +38,11 @@ from perdure.store.protocol import (
     Write,
 )
 from perdure.store.sqlite import care, forks, guests, outbox, workers
-from perdure.store.sqlite.commit import Commit, append_alone, begin
+from perdure.store.sqlite.commit import QUERIES, Commit, append_alone
 from perdure.store.sqlite.locks import Liveness, check_disk, check_locks_hold
 from perdure.store.sqlite.reading import Readers
 from perdure.store.sqlite.rows import shared_account
 from perdure.store.sqlite.schema import check_place, prepare
-from perdure.store.sqlite.statements import QUERIES
 from perdure.store.sqlite.turns import Turns
 from perdure.store.sqlite.workers import Known
 from perdure.store.sqlite.writer import Writer
@@ -129,19 +128,6 @@ class SqliteStore:
             if len(writes) == 1 and (done := append_alone(connection, facts, writes[0])) is not None:
                 return [done]
             return Commit(connection, facts, self._clock.now()).apply(writes)
-
-    def begin_commit(self, writes: Sequence[Write]) -> Callable[[], list[Outcome]] | None:
-        self._check_usable()
-        for write in writes:
-            rules.check_write(write)
-        facts, now = self._writer.facts, self._clock.now()
-        outcomes, rest = self._writer.begin(lambda connection: begin(connection, facts, writes, now))
-
-        def end() -> list[Outcome]:
-            self._writer.end(rest)
-            return outcomes
-
-        return end
 
     def transact(self, intent: Append, fill: Callable[[sqlite3.Connection], Append]) -> Outcome:
         self._check_usable()

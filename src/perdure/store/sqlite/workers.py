@@ -12,9 +12,8 @@ from perdure.clock import MICROSECONDS
 from perdure.store import rules
 from perdure.store.protocol import Claim, Status
 from perdure.store.rules import Death
-from perdure.store.sqlite.commit import is_quiet
+from perdure.store.sqlite.commit import QUERIES, is_quiet
 from perdure.store.sqlite.rows import RUN_COLUMNS, run_info
-from perdure.store.sqlite.statements import QUERIES
 
 FOR_EVER = (1 << 63) - 1
 Known = frozenset[tuple[str, int]]

@@ -10,16 +10,13 @@ import contextlib
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from perdure.errors import StoreBusyError, StoreError
 from perdure.store.sqlite.connect import connect, leaves_doubts, translated
 from perdure.store.sqlite.log import Log
 from perdure.store.sqlite.turns import Turns
-
-T = TypeVar("T")
 
 RUNS_REMEMBERED_MAX = 50_000
 HURRIED_SECONDS = 0.25
@@ -75,30 +72,6 @@ class Writer:
             self._end_turn()
             self._raise_ours(error)
             raise
-
-    def begin(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Take the turn and do this work, outside a transaction if it begins none. `end` does the rest, on any thread,
-        and has to be called, unless this raised: then all is undone."""
-        self._take_turn()
-        try:
-            connection = self._connected()
-            self._look_for_news(connection)
-            return work(connection)
-        except BaseException as error:
-            self._undo(error)
-            self._end_turn()
-            self._raise_ours(error)
-            raise
-
-    def end(self, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            self._undo(error)
-            self._raise_ours(error)
-            raise
-        finally:
-            self._end_turn()
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
         try:

@@ -15,11 +15,6 @@ INSERT INTO events (rid, seq, at, kind, envelope, input, output, hash, append_id
 INSERT INTO events (rid, seq, at, kind, envelope, input, output, hash, append_id)
 VALUES (?, ?, ?, ?, ?, nullif(?, -1), nullif(?, -1), ?, nullif(?, -1));
 
--- name: insert_events
-INSERT INTO events (rid, seq, at, kind, envelope, input, output, hash, append_id)
-SELECT column1, column2, column3, column4, column5, nullif(column6, -1), nullif(column7, -1), column8, nullif(column9, -1)
-FROM (VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)) WHERE column1 > 0;
-
 -- name: insert_blob
 INSERT INTO blobs (rid, digest, body) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
 
