@@ -201,6 +201,7 @@ LEAVES: list[tuple[Any, st.SearchStrategy[Any]]] = [
     (object, plain),
     (int, integers | st.booleans()),
     (float, numbers | integers),
+    (int | float, numbers | integers | st.booleans()),
     (str, texts),
     (bool, st.booleans()),
     (None, st.none()),

@@ -146,7 +146,7 @@ class Model:
                 self.begin(it, now)
             if not (it.fate or it.is_granted or pauses):
                 self.tell(it, now)
-            if not (it.fate or it.is_granted) and it.is_over(now):
+            if not (it.fate or it.is_granted or pauses) and it.is_over(now):
                 it.fate = "expired"
         self.is_paused |= pauses
 

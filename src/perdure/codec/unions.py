@@ -140,11 +140,11 @@ def _self_describing(shapes: list[Shape]) -> list[Shape]:
     return shapes
 
 
-def _plainly(shape: Shape, exact: type) -> Shape:
-    return Shape(shape.words, plain_to_wire, plain_from_wire, frozenset({exact}), shape.kinds)
+def _plainly(shape: Shape, *exact: type) -> Shape:
+    return Shape(shape.words, plain_to_wire, plain_from_wire, frozenset(exact), shape.kinds)
 
 
-_PLAINLY = {id(INT): _plainly(INT, int), id(FLOAT): _plainly(FLOAT, float)}
+_PLAINLY = {id(INT): _plainly(INT, int, bool), id(FLOAT): _plainly(FLOAT, float)}
 
 
 def _is_plain(shape: Shape) -> bool:
