@@ -27,6 +27,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "a step": ("run app.py:note 1", 2, "note is a step: only workflows can be started"),
     "no workflows": ("worker empty.py", 2, "empty.py has no workflows: decorate a function"),
     "code that is broken": ("run broken.py:x", 2, "broken.py cannot be loaded: ZeroDivisionError: division by zero at"),
+    "code that Python's own fails for": ("run calls.py:x", 2, "calls.py:2"),
     "code with a typo": ("run typo.py:x", 2, "typo.py cannot be loaded: SyntaxError at"),
     "code that misses a package": ("run misses.py:x", 2, "misses.py cannot be loaded: ModuleNotFoundError: No module"),
     "code that cannot be declared": ("run lambda.py:x", 2, "lambda.py cannot be loaded: a lambda cannot be a workflow"),
@@ -101,6 +102,7 @@ def prepared(terminal: Terminal) -> Terminal:
     folder = terminal.folder
     (folder / "empty.py").write_text("import perdure\n")
     (folder / "broken.py").write_text("import perdure\n\nx = 1 / 0\n")
+    (folder / "calls.py").write_text("import json\nx = json.loads('')\n")
     (folder / "typo.py").write_text("def x(:\n")
     (folder / "misses.py").write_text("import a_package_that_is_not_there\n")
     (folder / "lambda.py").write_text("import perdure\nx = perdure.workflow(lambda: 1)\n")

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import os
 import sys
 import traceback
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
@@ -234,8 +235,10 @@ def _told(error: Exception) -> str:
 
 
 def _is_users(filename: str) -> bool:
-    ours = str(Path(__file__).resolve().parents[1])
-    return not filename.startswith((ours, "<frozen")) and "importlib" not in filename
+    ours, python = str(Path(__file__).resolve().parents[1]), os.path.dirname(os.__file__)
+    if filename.startswith(python + os.sep):
+        return "site-packages" in filename
+    return not filename.startswith((ours, "<frozen"))
 
 
 def _look_for_modules_in(folder: Path) -> None:
