@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from tests.runtime.hosting import host_of, run_async
+from tests.runtime.lives import lives
 
 import perdure
 from perdure import Idempotent, RunBlockedError, effect, step, workflow
@@ -16,8 +17,6 @@ from perdure.audit.verify import verify
 from perdure.history import events as e
 from perdure.store.memory import MemoryStore
 from perdure.testing.clock import FakeClock
-from perdure.testing.crashing import CrashingStore
-from perdure.testing.mortal import Death, Mortal, Outcome, QuietAboutCrashes
 from perdure.testing.runtime import RuntimeUnderTest
 
 SECOND = 1_000_000
@@ -668,18 +667,11 @@ async def crash_at(
 ) -> bool:
     WORLD["policy"] = 1
     DONE.clear()
-    clock, death = FakeClock(), Death()
+    clock = FakeClock()
     inner = MemoryStore(clock)
-    store = CrashingStore(inner, fail_at=n, when=when, how=death.come)
-    workflows = [pays_twice, pays_once_more]
-    with QuietAboutCrashes():
-        outcome = await Mortal[str](RuntimeUnderTest(store, clock=clock, workflows=workflows), death).live(scenario)
-    if death.has_come:
-        again = RuntimeUnderTest(inner.again(), clock=clock, workflows=workflows)
-        outcome = await Mortal[str](again, Death()).live(scenario)
-    assert isinstance(outcome, Outcome)
+    outcome, deaths = await lives(scenario, [pays_twice, pays_once_more], inner, clock, [(n, when)])
     assert (outcome.error, outcome.result) == (None, result)
     done = sorted(DONE.values())
     assert done in allowed, (n, when, done)
     assert not verify(inner.again()).damage
-    return death.has_come
+    return deaths > 0

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from tests.runtime.hosting import host_of, run_async
+from tests.runtime.lives import lives
 
 import perdure
 from perdure import Idempotent, NoGuarantee, effect, step, workflow
@@ -19,8 +20,6 @@ from perdure.history import events as e
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Filter
 from perdure.testing.clock import FakeClock
-from perdure.testing.crashing import CrashingStore
-from perdure.testing.mortal import Death, Mortal, Outcome, QuietAboutCrashes
 from perdure.testing.runtime import RuntimeUnderTest
 
 WORLD: dict[str, int] = {}
@@ -590,20 +589,13 @@ def test_a_crash_at_any_write_makes_no_difference(when: Literal["before", "after
 async def crash_at(n: int, when: Literal["before", "after"]) -> bool:
     WORLD["policy"] = 1
     DONE.clear()
-    clock, death = FakeClock(), Death()
+    clock = FakeClock()
     inner = MemoryStore(clock)
-    store = CrashingStore(inner, fail_at=n, when=when, how=death.come)
-    workflows = [starts_and_waits, pays]
-    with QuietAboutCrashes():
-        outcome = await Mortal[str](RuntimeUnderTest(store, clock=clock, workflows=workflows), death).live(goes_through)
-    if death.has_come:
-        again = RuntimeUnderTest(inner.again(), clock=clock, workflows=workflows)
-        outcome = await Mortal[str](again, Death()).live(goes_through)
-    assert isinstance(outcome, Outcome)
+    outcome, deaths = await lives(goes_through, [starts_and_waits, pays], inner, clock, [(n, when)])
     assert (outcome.error, outcome.result) == (None, "paid 42 for o"), n
     assert sorted(DONE) in (
         ["announced 42", "paid 42 for o"],  # it came to nothing else before the policy changed
         ["announced 42", "paid 41 for o", "paid 42 for o", "took 41 back for o"],
     ), (n, when, DONE)
     assert not verify(inner.again()).damage
-    return death.has_come
+    return deaths > 0

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.runtime.hosting import run_async
+from tests.runtime.lives import lives
 
 import perdure
 from perdure import Idempotent, effect, step, workflow
@@ -25,8 +26,7 @@ from perdure.audit.verify import verify
 from perdure.history import events as e
 from perdure.store.memory import MemoryStore
 from perdure.testing.clock import FakeClock
-from perdure.testing.crashing import CrashingStore, When
-from perdure.testing.mortal import Death, Mortal, Outcome, QuietAboutCrashes
+from perdure.testing.crashing import When
 from perdure.testing.runtime import RuntimeUnderTest
 
 SECOND = 1_000_000
@@ -220,17 +220,7 @@ async def main(
     async def scenario(runtime: RuntimeUnderTest) -> Results:
         return await goes_on(runtime, program.call(*call.args), left, to_say)
 
-    outcome = None
-    for crash in [*crashes, None]:
-        death = Death()
-        fail_at, when = crash or (None, "before")
-        store = CrashingStore(inner.again(), fail_at=fail_at, when=when, how=death.come)
-        with QuietAboutCrashes():
-            runtime = RuntimeUnderTest(store, clock=clock, workflows=[program])
-            outcome = await Mortal[Results](runtime, death).live(scenario)
-        if not death.has_come:
-            break
-    assert isinstance(outcome, Outcome)
+    outcome, _ = await lives(scenario, [program], inner, clock, crashes)
     assert outcome.error is None, outcome.error
     assert_all_is_accounted_for(outcome.result or [])
     info = inner.find("r")

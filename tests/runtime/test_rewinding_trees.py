@@ -13,6 +13,7 @@ from typing import Any, cast
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.runtime.hosting import run_async
+from tests.runtime.lives import lives
 from tests.runtime.test_rewinding_programs import (
     CRASHES,
     DONE,
@@ -39,8 +40,7 @@ from perdure.history import events as e
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Filter
 from perdure.testing.clock import FakeClock
-from perdure.testing.crashing import CrashingStore, When
-from perdure.testing.mortal import Death, Mortal, Outcome, QuietAboutCrashes
+from perdure.testing.crashing import When
 from perdure.testing.runtime import RuntimeUnderTest
 
 Acts = list[tuple[int, int, str]]
@@ -131,17 +131,7 @@ async def main(
     async def scenario(runtime: RuntimeUnderTest) -> Acts:
         return await goes_on(runtime, ops, left, to_say)
 
-    outcome = None
-    for crash in [*crashes, None]:
-        death = Death()
-        fail_at, when = crash or (None, "before")
-        store = CrashingStore(inner.again(), fail_at=fail_at, when=when, how=death.come)
-        with QuietAboutCrashes():
-            runtime = RuntimeUnderTest(store, clock=clock, workflows=[tree])
-            outcome = await Mortal[Acts](runtime, death).live(scenario)
-        if not death.has_come:
-            break
-    assert isinstance(outcome, Outcome)
+    outcome, _ = await lives(scenario, [tree], inner, clock, crashes)
     assert outcome.error is None, outcome.error
     assert_all_is_accounted_for(outcome.result or [])
     for info in inner.runs(Filter(limit=1000)):

@@ -35,6 +35,25 @@ DEBT = "~"
 """How the paths of tasks begin that are none of the code's, but about what its run owes."""
 
 
+def is_debt(key: Key) -> bool:
+    """Whether a call is none of the code's, but people are asked about what its run owes."""
+    return key[0].startswith(DEBT)
+
+
+def derived_id(run_id: str, chapter: int, key: Key, name: str) -> str:
+    """The id of a child run to which its code gives none.
+
+    >>> derived_id("r", 1, ("0.2", 3), "pays")
+    'r/1:0.2.pays.3'
+    """
+    return f"{run_id}/{f'{chapter}:' if chapter else ''}{place_in_id(key, name)}"
+
+
+def place_in_id(key: Key, name: str) -> str:
+    """How such an id ends: with the place of the call in the code."""
+    return f"{key[0].replace('/', '.')}.{name}.{key[1]}"
+
+
 class CallFuture(LoopFuture):
     """The future of a durable call. Cancelling it is itself something that the engine has to know."""
 
@@ -66,8 +85,7 @@ class Ask(msgspec.Struct, eq=False):
 
     @property
     def is_about_debt(self) -> bool:
-        """Whether none of the code's has asked this, but people are asked about what the run owes."""
-        return self.key[0].startswith(DEBT)
+        return is_debt(self.key)
 
 
 AnyAsk = TypeVar("AnyAsk", bound=Ask)

@@ -42,6 +42,7 @@ from perdure.engine.calls import (
     StepAsk,
     UnreadAsk,
     Waiting,
+    derived_id,
     linked,
 )  # fmt: skip
 from perdure.engine.chapters import Beginning, Blocked, ContinueAsNew, Ending, Parting, ending_of, next_chapter
@@ -276,22 +277,16 @@ class Execution:
         return self.beginning.chapter > 0 and event.key not in self.cancelled and event.key not in self.known.children
 
     def _deliver_value(self, event: e.Keyed, output: bytes | None) -> None:
-        ask = self.open.pop((event.task, event.n), None)
+        ask = self._take(event)
         if ask is None:
-            self._nobody_takes(event)
             return
-        future = ask.future
-        future.ask = None  # they hold each other: no circle is left for the collector
-        commands = self.commands
-        if commands and commands[-1] is ask:  # replayed: it is answered before anybody looks
-            del commands[-1]
         codec = ask.spec.result if type(ask) is StepAsk else _codec_of(ask)
         try:
             value = codec.loads(output or b"null")
         except DecodeError as error:
             self.fail("undecodable", f"the recorded result of {ask.label} does not fit its type hint any more: {error}")
             return
-        future.set_result(value)
+        ask.future.set_result(value)
 
     def _deliver_failure(self, event: e.Keyed, output: bytes | None) -> None:
         ask = self._take(event)
@@ -621,8 +616,7 @@ class Execution:
 
     def _child_id(self, spec: WorkflowSpec, key: Key) -> str:
         """Of a child that is started now; that of a recorded one may be of the run that this was forked from."""
-        chapter = f"{self.beginning.chapter}:" if self.beginning.chapter else ""
-        return f"{self.run_id}/{chapter}{key[0]}.{spec.name}.{key[1]}"
+        return derived_id(self.run_id, self.beginning.chapter, key, spec.name)
 
     def check_child_id(self, run_id: str | None) -> None:
         """UsageError for an id that a child of this run cannot have."""

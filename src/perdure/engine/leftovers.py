@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from perdure.engine.calls import ChildAsk, Key
+from perdure.engine.calls import ChildAsk, Key, place_in_id
 from perdure.history import events as e
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ class Leftover(msgspec.Struct):
     @property
     def is_named(self) -> bool:
         """Whether the code has given the id, and may do so in any place; else it is derived from the place."""
-        task, n = self.key
-        return not self.base.endswith(f"{task.replace('/', '.')}.{self.name}.{n}")
+        return not self.base.endswith(place_in_id(self.key, self.name))
 
 
 def base_of(started: e.ChildStarted) -> str:

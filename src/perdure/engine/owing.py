@@ -46,11 +46,6 @@ def key_of(owed: Owed) -> Key:
     return (f"{DEBT}{owed.operation[:OPERATION_DIGITS]}", 0)
 
 
-def is_debt(key: Key) -> bool:
-    """Whether a call is none of the code's, but about what it owes."""
-    return key[0].startswith(DEBT)
-
-
 def order_of(at: int, place: int) -> int:
     """When something was done, across runs: by its time (microseconds), then by its place in its history."""
     return at * PLACES_PER_MICROSECOND + place

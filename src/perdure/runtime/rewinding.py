@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perdure.engine.calls import Key
+from perdure.engine.calls import Key, is_debt
 from perdure.engine.leftovers import Ended, Leftover, base_of
-from perdure.engine.owing import is_debt, order_of
+from perdure.engine.owing import order_of
 from perdure.engine.rewinding import Owed, Reusable, Split, Superseded, split
 from perdure.history import events as e
 

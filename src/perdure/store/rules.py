@@ -41,8 +41,7 @@ CRASH_LOOP_HINT = "each process that worked on it alone died without progress; f
 def check_write(write: Write) -> None:
     """Refuse what no correct caller sends. PerdureBug, before anything is written."""
     if isinstance(write, Append):
-        if len(write.rows) != 1 or write.rows[0].seq != write.expected_length:
-            check_dense(write.rows, write.expected_length, write.rid)
+        check_dense(write.rows, write.expected_length, write.rid)
         for run in write.new_runs:
             check_dense(run.rows, 0, run.run_id)
         if write.change is not None:

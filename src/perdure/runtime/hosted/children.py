@@ -7,7 +7,7 @@ import concurrent.futures
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from perdure.engine.calls import ChildAsk, ChildCall, Grant, Key, linked
+from perdure.engine.calls import ChildAsk, ChildCall, Grant, Key, derived_id, linked
 from perdure.errors import RunCancelledError
 from perdure.history import events as e
 from perdure.runtime.attempt import LANE
@@ -66,10 +66,8 @@ class HostedChildren:
         return request.child_id or self._derived_id(request)
 
     def _derived_id(self, request: Request) -> str:
-        number = self._live.execution.beginning.chapter
-        chapter = f"{number}:" if number else ""
-        task, n = request.key
-        return f"{self._live.run_id}/{chapter}{task.replace('/', '.')}.{request.name}.{n}"
+        chapter = self._live.execution.beginning.chapter
+        return derived_id(self._live.run_id, chapter, request.key, request.name)
 
     def start(self, child: ChildCall) -> Request:
         """Start a child run, from a thread: it is recorded when this returns."""
