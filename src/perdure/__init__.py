@@ -80,9 +80,11 @@ from perdure.specs import Budget, CanLookUp, Found, Idempotent, NoGuarantee, Not
 
 if TYPE_CHECKING:  # as in _LATER
     from perdure import http, secrets
-    from perdure.api.client import Authority, Client, HistoryEvent, Run, RunSummary
+    from perdure.api.client import Authority, Client
     from perdure.api.notice import InboxNotice
     from perdure.api.policies import Policy, Rule
+    from perdure.api.reading import HistoryEvent, RunSummary
+    from perdure.api.run import Run
     from perdure.api.runtime import Runtime, Worker, lifespan
     from perdure.api.script import run
     from perdure.http.retries import single_retry_owner
@@ -190,9 +192,11 @@ __all__ = [
 
 _LATER = {
     "perdure": ("http", "secrets"),
-    "perdure.api.client": ("Authority", "Client", "HistoryEvent", "Run", "RunSummary"),
+    "perdure.api.client": ("Authority", "Client"),
     "perdure.api.notice": ("InboxNotice",),
     "perdure.api.policies": ("Policy", "Rule"),
+    "perdure.api.reading": ("HistoryEvent", "RunSummary"),
+    "perdure.api.run": ("Run",),
     "perdure.api.runtime": ("Runtime", "Worker", "lifespan"),
     "perdure.api.script": ("run",),
     "perdure.http.retries": ("single_retry_owner",),

@@ -34,7 +34,7 @@ from perdure import (
     step,
     workflow,
 )
-from perdure.api.client import micros
+from perdure.api.inputs import micros
 from perdure.api.requests import RequestSummary
 from perdure.decisions import Decision
 from perdure.decisions.deciding import encode_decision

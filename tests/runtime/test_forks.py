@@ -28,7 +28,7 @@ from perdure import (
     step,
     workflow,
 )
-from perdure.api.client import Run
+from perdure.api.run import Run
 from perdure.audit.verify import verify
 from perdure.engine.forking import ForkPoints
 from perdure.history import events as e

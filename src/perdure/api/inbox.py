@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from perdure.api import requests
-from perdure.api.client import payload
 from perdure.api.operations import OperationSummary, summary_of
+from perdure.api.reading import payload
 from perdure.api.spending import BudgetSummary, budget_summary
 from perdure.audit.effects import without_outcome
 from perdure.audit.waits import under_way

@@ -12,7 +12,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from perdure.api.calls import Call
-from perdure.api.client import Client, Run, namesakes, refuse_in_workflow_code
+from perdure.api.client import Client
+from perdure.api.inputs import namesakes, refuse_in_workflow_code
+from perdure.api.run import Run
 from perdure.api.spending import rules_from
 from perdure.api.surroundings import Tools, surroundings, within
 from perdure.clock import Clock

@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from perdure.api.calls import Call
-from perdure.api.client import Run, checked_scope
+from perdure.api.inputs import checked_scope
+from perdure.api.run import Run
 from perdure.api.runtime import Runtime
 from perdure.api.settings import store_from
 from perdure.api.source import named_in

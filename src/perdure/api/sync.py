@@ -23,10 +23,12 @@ from perdure.specs import Budget, Money
 from perdure.store.protocol import Status
 
 if TYPE_CHECKING:
-    from perdure.api.client import Client, HistoryEvent, Run, RunSummary
+    from perdure.api.client import Client
     from perdure.api.inbox import InboxEntry
     from perdure.api.operations import OperationSummary
+    from perdure.api.reading import HistoryEvent, RunSummary
     from perdure.api.requests import RequestSummary
+    from perdure.api.run import Run
     from perdure.api.standing import DecisionStanding
 
 R = TypeVar("R")

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from perdure.api.client import Run
+from perdure.api.run import Run
 from perdure.audit.waits import waits
 from perdure.cli.exits import ExitCode, complain
 from perdure.cli.show import length, moment, print_json, safe

@@ -10,8 +10,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from perdure.api.client import Client, HistoryEvent, Run, RunSummary
+from perdure.api.client import Client
 from perdure.api.inbox import blocked, pending
+from perdure.api.reading import HistoryEvent, RunSummary
+from perdure.api.run import Run
 from perdure.api.standing import DecisionStanding
 from perdure.api.workflow import AnyWorkflow
 from perdure.audit.costs import money

@@ -22,8 +22,8 @@ from typing import Any, Self, TypeVar, cast
 from msgspec.structs import replace
 
 from perdure.api.calls import Call
-from perdure.api.client import Run
 from perdure.api.endings import Endings
+from perdure.api.run import Run
 from perdure.api.runtime import Runtime
 from perdure.audit.waits import waits
 from perdure.clock import MICROSECONDS

@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perdure.api.client import message_body
+from perdure.api.inputs import message_body
 from perdure.errors import StoreError
 from perdure.history import events as e
 from perdure.runtime import mail

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from perdure.api.calls import Call
-from perdure.api.client import message_body
+from perdure.api.inputs import message_body
 from perdure.api.script import with_children
 from perdure.api.workflow import AnyWorkflow, SyncWorkflow, Workflow
 from perdure.errors import UsageError

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from perdure.api.client import payload
 from perdure.api.inbox import InboxEntry
+from perdure.api.reading import payload
 from perdure.api.requests import RequestSummary, pending
 from perdure.audit.timeline import tell
 from perdure.audit.verify import verify
