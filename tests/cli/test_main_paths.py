@@ -316,6 +316,14 @@ def test_who_reads_only_the_beginning_is_no_error(terminal: Terminal) -> None:
     assert done.stderr == ""
 
 
+def test_what_the_terminal_cannot_show_is_shown_in_ascii(terminal: Terminal) -> None:
+    done = subprocess.run(
+        [*PERDURE, "run", "app.py:greet", "Zoë – 日本"],
+        cwd=terminal.folder, env={**environment(), "PYTHONIOENCODING": "latin-1"}, capture_output=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "hello Zoë \\u2013 \\u65e5\\u672c\n".encode("latin-1")), done.stderr
+
+
 def on_a_terminal(terminal: Terminal, *args: str, until_it_says: bytes) -> bytes:
     """What a person sees of the command until it says that; then it is stopped by Ctrl-C."""
     main, other = pty.openpty()

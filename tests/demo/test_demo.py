@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,44 @@ def test_a_real_model_is_asked_when_it_is_named(tmp_path: Path, capsys: pytest.C
     assert status == 0, capsys.readouterr().out
     assert len(asked) == 18
     assert {'"model": "m-2"' in sending.body for sending in asked} == {True}
+
+
+@pytest.mark.parametrize(
+    ("url", "status", "told"),
+    [
+        ("http://127.0.0.1:9/v1", 1, "at http://127.0.0.1:9/v1 (502): it did not answer: <urlopen error [Errno"),
+        ("127.0.0.1:9/v1", 2, "OPENAI_BASE_URL is '127.0.0.1:9/v1'; it must be like https://api.openai.com/v1"),
+        ("http://h:99999/v1", 2, "OPENAI_BASE_URL is 'http://h:99999/v1'; it must be like"),
+    ],
+)
+def test_a_model_that_cannot_be_asked_is_told_in_one_line_with_a_way_on(
+    url: str, status: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = environment(OPENAI_BASE_URL=url, OPENAI_API_KEY="k")
+    assert demo(tmp_path / "demo", environment=settings) == status
+    shown = capsys.readouterr().out
+    (line,) = [line for line in shown.splitlines() if line.startswith("perdure demo: ")]
+    assert told in line
+    assert "without" in line
+    assert "scripted model answers" in line
+    assert "Traceback" not in shown
+
+
+def test_a_model_whose_key_is_missing_is_not_asked_and_the_demo_says_so(tmp_path: Path) -> None:
+    """Nobody listens there. That it is stopped by a signal leaves no process behind."""
+    settings = environment(OPENAI_BASE_URL="http://127.0.0.1:9/v1")
+    command = [sys.executable, "-m", "perdure", "demo", str(tmp_path / "demo")]
+    with subprocess.Popen(command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        shown = [process.stdout.readline() for _ in range(3)]
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    assert "scripted: OPENAI_BASE_URL is set, OPENAI_API_KEY is not" in shown[1]
+    assert process.returncode == 128 + signal.SIGTERM
+    assert said == f"perdure: stopped; logs and databases are in {tmp_path / 'demo'}\n"
+    for pid in map(int, shown[2].partition("workers")[2].partition(",")[0].split(" and ")):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_the_example_is_what_the_demo_runs() -> None:

@@ -9,7 +9,8 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -126,20 +127,20 @@ def test_a_held_request_is_answered_only_when_it_is_sent_again(tmp_path: Path) -
         assert [sending.answered_at is not None for sending in model.records()] == [True, False, True]
 
 
-def test_a_real_model_is_asked_through_the_server_and_both_sides_are_written_down(tmp_path: Path) -> None:
+@contextmanager
+def real_model(*answers: tuple[int, str]) -> Generator[tuple[str, list[tuple[str, str | None]]], None, None]:
+    """A model that answers so, one after the other: its URL, and the paths and keys that it was asked with."""
     seen: list[tuple[str, str | None]] = []
-    answers: list[Answer] = [(200, {"choices": [{"message": {"content": "a real answer"}}]}), (429, {"error": {}})]
 
     class Upstream(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             seen.append((self.path, self.headers["Authorization"]))
-            status, body = answers[len(seen) - 1]
-            text = json.dumps(body).encode()
+            status, text = answers[len(seen) - 1]
             self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
+            self.send_header("Content-Length", str(len(text.encode())))
             self.end_headers()
-            self.wfile.write(text)
+            self.wfile.write(text.encode())
 
         def log_message(self, format: str, *args: Any) -> None: ...
 
@@ -147,15 +148,42 @@ def test_a_real_model_is_asked_through_the_server_and_both_sides_are_written_dow
         serving = threading.Thread(target=upstream.serve_forever)
         serving.start()
         try:
-            base = f"http://127.0.0.1:{upstream.server_address[1]}/v2/"
-            with service("model", tmp_path, "--upstream", base) as model:
-                assert said(ask(model, "hello")) == "a real answer"
-                assert ask(model, "hello again")[0] == 429
-                assert [sending.status for sending in model.records()] == [200, 429]
+            yield f"http://127.0.0.1:{upstream.server_address[1]}/v2/", seen
         finally:
             upstream.shutdown()
             serving.join()
+
+
+def completion(text: str | None) -> str:
+    return json.dumps({"choices": [{"message": {"content": text}}]})
+
+
+def test_a_real_model_is_asked_through_the_server_and_both_sides_are_written_down(tmp_path: Path) -> None:
+    with real_model((200, completion("a real answer")), (429, '{"error": {"message": "slow"}}')) as (url, seen):
+        with service("model", tmp_path, "--upstream", url) as model:
+            assert said(ask(model, "hello")) == "a real answer"
+            assert ask(model, "hello again") == (429, {"error": {"message": "slow"}})
+            assert [sending.status for sending in model.records()] == [200, 429]
     assert seen == [("/v2/chat/completions", "Bearer k")] * 2
+
+
+NO_TEXTS = {
+    "another object": (200, '{"hello": 1}', (502, 'it said {"hello": 1}')),
+    "a list": (200, "[1, 2]", (502, "it said [1, 2]")),
+    "no text": (200, completion(None), (502, f"it said {completion(None)}")),
+    "a page": (200, "<html>\n log in\n</html>", (502, "it said <html> log in </html>")),
+    "nothing": (200, "", (502, "it said nothing")),
+    "an error that is none of OpenAI's": (503, "come back later", (503, "it said come back later")),
+}
+
+
+@pytest.mark.parametrize(("status", "text", "told"), NO_TEXTS.values(), ids=NO_TEXTS)
+def test_what_is_no_text_of_a_model_is_an_error_that_quotes_it(
+    status: int, text: str, told: tuple[int, str], tmp_path: Path
+) -> None:
+    with real_model((status, text)) as (url, _), service("model", tmp_path, "--upstream", url) as model:
+        answered, body = ask(model, "hello")
+    assert (answered, body["error"]["message"]) == told
 
 
 def test_an_upstream_that_is_not_there_is_a_bad_gateway(tmp_path: Path) -> None:

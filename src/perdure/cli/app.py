@@ -55,7 +55,10 @@ def demo(
         Path | None, typer.Argument(help="A new folder for stores, logs and the timeline.", show_default=False)
     ] = None,
 ) -> ExitCode:
-    """Kill an agent in step 47 and after three payments, watch it go on, and show what the services it calls saw."""
+    """Kill an agent in step 47 and after three payments, watch it go on, and show what the services it calls saw.
+
+    With OPENAI_BASE_URL and OPENAI_API_KEY in the environment, and OPENAI_MODEL if you like, it asks that model.
+    """
     from perdure.cli.demo import demo as happen
 
     return ExitCode(happen(directory))

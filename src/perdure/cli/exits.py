@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -149,6 +150,8 @@ class Commands(TyperGroup):
     def main(self, args: Sequence[str] | None = None, *more: Any, **options: Any) -> Any:
         given = list(sys.argv[1:] if args is None else args)
         given, is_debugging = without_debug(given)
+        if isinstance(shown := cast(object, sys.stdout), io.TextIOWrapper):
+            shown.reconfigure(errors="backslashreplace")  # as stderr has it: a terminal may know fewer characters
         options["standalone_mode"] = False
         run = super().main
         sys.exit(guarded(lambda: run(_texts(given), *more, **options), is_debugging=is_debugging))

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import http.client
 import json
 import os
 import re
@@ -45,6 +46,7 @@ from urllib.parse import parse_qs, urlsplit
 HOLD_SECONDS_MAX = 60.0
 UPSTREAM_SECONDS_MAX = 300.0
 BODY_BYTES_MAX = 1_000_000
+QUOTED_MAX = 200
 
 Json = dict[str, Any]
 
@@ -387,24 +389,46 @@ class ModelServer(Service):
         }
 
     def relayed(self, request: Request) -> Answer:
-        """The answer of the real model. The key passes through and is not written down."""
-        onward = urllib.request.Request(
-            self.upstream + "/chat/completions",
-            data=request.text.encode(),
-            headers={"Content-Type": "application/json", "Authorization": request.headers["authorization"]},
-        )
+        """The answer of the real model. The key passes through and is not written down.
+
+        What is no chat completion with a text is refused: the agent could do nothing with it.
+        """
         try:
+            onward = urllib.request.Request(
+                self.upstream + "/chat/completions",
+                data=request.text.encode(),
+                headers={"Content-Type": "application/json", "Authorization": request.headers["authorization"]},
+            )
             with urllib.request.urlopen(onward, timeout=UPSTREAM_SECONDS_MAX) as response:
-                return Answer(response.status, json.load(response))
+                text = response.read().decode(errors="replace")
         except urllib.error.HTTPError as error:
-            after = error.headers.get("Retry-After")
-            try:
-                body = json.load(error)
-            except ValueError:
-                body = self.refusal(error.code, str(error)).body
+            after, said = error.headers.get("Retry-After"), error.read().decode(errors="replace")
+            body = error_in(said) or self.quoted(error.code, said)
             return Answer(error.code, body, {"Retry-After": after} if after else {})
-        except (OSError, ValueError) as error:
-            return self.refusal(502, f"The model at {self.upstream} did not answer: {error}")
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            return self.refusal(502, f"it did not answer: {error}")
+        return Answer(200, json.loads(text)) if has_text(text) else Answer(502, self.quoted(502, text))
+
+    def quoted(self, status: int, said: str) -> Json:
+        """An error that tells the beginning of what is no answer."""
+        return self.refusal(status, f"it said {' '.join(said.split())[:QUOTED_MAX] or 'nothing'}").body
+
+
+def has_text(answer: str) -> bool:
+    """Whether it is a chat completion that says something."""
+    try:
+        return isinstance(json.loads(answer)["choices"][0]["message"]["content"], str)
+    except (ValueError, LookupError, TypeError):
+        return False
+
+
+def error_in(answer: str) -> Json | None:
+    """The answer, if it is an error as OpenAI has them."""
+    try:
+        error = json.loads(answer)
+        return cast(Json, error) if isinstance(error["error"]["message"], str) else None
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 # ── the ticket service ──────────────────────────────────────────────────────────────────────

@@ -5,6 +5,7 @@ Everything here is a process, a signal, an HTTP request or a command that is typ
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -59,6 +60,13 @@ class Stage:
     def upstream(self) -> str:
         """The real model, if there is one and a key for it."""
         return self.environment.get("OPENAI_BASE_URL", "") if self.environment.get("OPENAI_API_KEY") else ""
+
+    @property
+    def models_name(self) -> str:
+        """Whom the agent asks. That a model was named, and no key for it, is said."""
+        if self.upstream or not self.environment.get("OPENAI_BASE_URL"):
+            return self.upstream or "scripted"
+        return "scripted: OPENAI_BASE_URL is set, OPENAI_API_KEY is not; if it wants none, set it to any text"
 
     def say(self, what: str, about: str = "") -> None:
         print(f"{time.monotonic() - self.started_at:6.2f} s  {about:<10} {what}", flush=True)
@@ -117,6 +125,17 @@ class Stage:
             return next((each for each in waiting if each.held and each.pid in alive), None)
 
         return self.wait_for(look, f"a request that the {by.name} service holds")
+
+    def models_refusal(self) -> str | None:
+        """What the real model answered last, if that was an error, and what to look at."""
+        answered = [each for each in self.services.model.records() if each.status is not None] if self.upstream else []
+        if not answered or (answered[-1].status or 0) < 400:
+            return None
+        said = " ".join(json.loads(answered[-1].answer or "")["error"]["message"].split())
+        return (
+            f"no text came from the model at {self.upstream} ({answered[-1].status}): {said.rstrip('.')}. Check "
+            "OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL; without OPENAI_BASE_URL a scripted model answers"
+        )
 
     def first_after(self, kill: Kill) -> Sending:
         """What the workers sent first after a kill."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import tempfile
 import textwrap
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
+from urllib.parse import urlsplit
 
 from perdure.cli.demo.figures import PERSON, Figure, Kill, Sending, Story, figures, steps_of, table
 from perdure.cli.demo.gates import gates
@@ -20,6 +23,8 @@ from perdure.cli.demo.processes import AGENT, CLAIMS, command_here, examples
 from perdure.cli.demo.stage import DemoFailedError, Stage
 from perdure.cli.demo.standing import standing
 from perdure.cli.demo.timeline import draw
+from perdure.cli.exits import Stopped
+from perdure.cli.stopping import SIGNALS
 
 STEPS = 50
 STEPS_PER_CLAIM = 6
@@ -49,12 +54,15 @@ def demo(
     elif directory.exists() and any(directory.iterdir()):
         print(f"perdure demo: {directory} is not empty; name a new folder")
         return 2
+    if wrong := wrong_url(environment.get("OPENAI_BASE_URL", "")):
+        print(f"perdure demo: {wrong}")
+        return 2
     directory.mkdir(parents=True, exist_ok=True)
     claims = ids_of_claims()
     try:
-        with ExitStack() as stack:
+        with ended_by_signals(hint=f"logs and databases are in {directory}"), ExitStack() as stack:
             stage = Stage(directory, environment, agent or examples() / AGENT, stack)
-            story = happen(stage, claims)
+            story = happen_with_model(stage, claims)
             later = [] if stage.upstream else [*gates(stage), *standing(stage)]
     except DemoFailedError as error:
         print(f"perdure demo: {error}\nlogs and databases are in {directory}")
@@ -64,9 +72,46 @@ def demo(
     return 0 if all(row.kept for row in rows) else 1
 
 
+def wrong_url(url: str) -> str | None:
+    """What is wrong with OPENAI_BASE_URL, if one can tell without asking it."""
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:  # its port is no number that a port can have
+        is_good = False
+    if is_good or not url:
+        return None
+    return f"OPENAI_BASE_URL is {url!r}; it must be like https://api.openai.com/v1; without it a scripted model answers"
+
+
+@contextmanager
+def ended_by_signals(*, hint: str) -> Generator[None, None, None]:
+    """SIGINT and SIGTERM raise Stopped, so that no process is left."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number, hint)
+
+    before = {number: signal.signal(number, stop) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def ids_of_claims() -> list[str]:
     claims: list[dict[str, str]] = json.loads((examples() / CLAIMS).read_text(encoding="utf-8"))
     return [claim["id"] for claim in claims]
+
+
+def happen_with_model(stage: Stage, claims: Sequence[str]) -> Story:
+    """What happens; where a real model is why it does not, what that model said."""
+    try:
+        return happen(stage, claims)
+    except DemoFailedError:
+        if refusal := stage.models_refusal():
+            raise DemoFailedError(refusal) from None
+        raise
 
 
 def happen(stage: Stage, claims: Sequence[str]) -> Story:
@@ -75,7 +120,7 @@ def happen(stage: Stage, claims: Sequence[str]) -> Story:
     stage.start_services(held_question=HELD_QUESTION, held_claims=[claims[n - 1] for n in HELD_CLAIMS])
     model, payments = stage.services.model, stage.services.payments
     ports = f"on ports {model.port}, {stage.services.tickets.port}, {payments.port} and {stage.services.policies.port}"
-    stage.say(f"model ({stage.upstream or 'scripted'}), tickets, payments and policies, {ports}", "services")
+    stage.say(f"model ({stage.models_name}), tickets, payments and policies, {ports}", "services")
     stage.say(f"{stage.start_worker().pid} and {stage.start_worker().pid}, on one store", "workers")
     for number, route in HELD_CLAIMS.items():
         kill_after_payment(stage, STEPS_PER_CLAIM * number, route)
