@@ -37,6 +37,7 @@ from perdure.testing.runtime import RuntimeUnderTest
 
 SECOND = 1_000_000
 RATE_SECONDS = 10
+BUSY_SECONDS = 3
 
 POLICIES: Mapping[str, Policy | None] = {
     "nothing": None,
@@ -55,11 +56,13 @@ POLICIES: Mapping[str, Policy | None] = {
 
 @dataclass(frozen=True)
 class Item:
-    """One payment. `asks`: under an approval; `within` seconds, 0: for ever."""
+    """One payment. `asks`: under an approval; `within` seconds, 0: for ever. `refusals`: how often the other side is
+    busy before it takes it; each time it is tried again `BUSY_SECONDS` later."""
 
     cents: int
     asks: bool
     within: int = 0
+    refusals: int = 0
 
 
 @dataclass
@@ -72,7 +75,8 @@ class Account:
     approved: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     until: dict[str, int] = field(default_factory=dict[str, int])
     sent: dict[str, int] = field(default_factory=dict[str, int])
-    rated: list[int] = field(default_factory=list[int])
+    refused: dict[str, int] = field(default_factory=dict[str, int])
+    rated: dict[str, int] = field(default_factory=dict[str, int])
 
     def may(self, order: str, cents: int) -> bool:
         now, by = self.clock.now(), self.approved.get(order, set())
@@ -83,7 +87,7 @@ class Account:
             case "bo":
                 return is_approved and "bo" in by
             case "rate":
-                return not any(now - at < RATE_SECONDS * SECOND for at in self.rated)
+                return order in self.rated or not any(now - at < RATE_SECONDS * SECOND for at in self.rated.values())
             case "no":
                 return False
             case _:
@@ -96,9 +100,13 @@ class Account:
         assert self.may(order, cents), f"{order} was sent under {self.policy}, approved by {self.approved.get(order)}"
         if item.asks and self.approved.get(order) is not None:
             assert not 0 < self.until.get(order, 0) <= self.clock.now(), f"{order} was sent too late"
-        self.sent[order] = self.clock.now()
         if self.policy == "rate":
-            self.rated.append(self.clock.now())
+            self.rated.setdefault(order, self.clock.now())  # one operation counts once, however often it is tried
+        if self.refused.get(order, 0) < item.refusals:
+            self.refused[order] = self.refused.get(order, 0) + 1
+            self.until[order] = 0  # it has begun in time, and is seen through
+            raise perdure.Retryable("busy", after=BUSY_SECONDS)
+        self.sent[order] = self.clock.now()
 
 
 ACCOUNT: list[Account] = []
@@ -142,7 +150,10 @@ async def one(order: str, item: Item) -> str:
 
 
 ITEMS = st.lists(
-    st.builds(Item, cents=st.sampled_from([10, 60, 90]), asks=st.booleans(), within=st.sampled_from([0, 0, 5])),
+    st.builds(
+        Item, cents=st.sampled_from([10, 60, 90]), asks=st.booleans(), within=st.sampled_from([0, 0, 5]),
+        refusals=st.sampled_from([0, 0, 1, 2]),
+    ),
     min_size=1, max_size=3,
 )  # fmt: skip
 WHICH = st.integers(0, 2)
@@ -155,8 +166,15 @@ def asked_and_decided(n: int, by: str, before: str, between: str, how: str) -> t
     return ("several", steps)
 
 
+def tried_again(n: int, by: str, before: str, between: str, how: str) -> tuple[Any, ...]:
+    """One payment that may find the other side busy: begun under a policy, tried again under another."""
+    begun = (("policy", before, how), ("go", n), ("approve", n, by))
+    return ("several", (*begun, ("policy", between, how), ("pass", BUSY_SECONDS + 1)))
+
+
 ACTIONS = st.lists(
     st.one_of(
+        st.builds(tried_again, WHICH, st.sampled_from(["ann", "bo"]), NAMES, NAMES, HOW),
         st.builds(asked_and_decided, WHICH, st.sampled_from(["ann", "bo"]), NAMES, NAMES, HOW),
         st.tuples(st.just("go"), WHICH),
         st.tuples(st.just("approve"), WHICH, st.sampled_from(["ann", "bo", "eve"])),
@@ -243,7 +261,7 @@ class World:
             assert by != "eve"
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(items=ITEMS, actions=ACTIONS)
 def test_nothing_passes_but_what_was_approved_and_allowed_at_that_moment(
     items: list[Item], actions: list[tuple[Any, ...]]
