@@ -16,6 +16,7 @@ from perdure.errors import StoreBusyError
 from perdure.store.protocol import Filter, Status
 from perdure.store.sql import load_migrations
 from perdure.store.sqlite import SqliteStore, schema
+from perdure.store.sqlite.turns import Turns
 from perdure.testing.conformance.base import KNOWN, append, new_run
 
 NEWEST = str(len(load_migrations(str(Path(schema.__file__).parent / "migrations"))))
@@ -165,6 +166,22 @@ def test_whoever_leaves_does_not_wait_for_one_that_hangs_in_the_middle_of_a_writ
     assert again.find("r") is None
     assert len(again.commit([new_run("r")])) == 1
     again.close()
+
+
+@pytest.mark.parametrize("has_waited_before", [False, True])
+def test_who_is_told_to_hurry_before_it_waits_gives_up_soon(path: str, has_waited_before: bool) -> None:
+    hung, leaving = Turns(path), Turns(path)
+    hung.acquire(until=time.monotonic())
+    if has_waited_before:
+        with pytest.raises(StoreBusyError):
+            leaving.acquire(until=time.monotonic())
+    until = time.monotonic() + 20
+    leaving.hurry(0.01)
+    with pytest.raises(StoreBusyError):
+        leaving.acquire(until=until)
+    assert time.monotonic() < until
+    hung.close()
+    leaving.close()
 
 
 def test_a_turn_that_comes_too_late_is_passed_on(path: str, spawn: Spawn) -> None:

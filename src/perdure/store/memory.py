@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from perdure.clock import MICROSECONDS, Clock, SystemClock
 from perdure.codec.packing import position_of, told
 from perdure.decisions import ApprovalEntry
-from perdure.errors import HistoryCorruptError, StoreError
+from perdure.errors import HistoryCorruptError, StoreBusyError, StoreError
 from perdure.gates.budget import Awaited, Movement, SharedAccount, Waiter, with_room
 from perdure.history.spending import Share
 from perdure.ledger.entry import LedgerEntry
@@ -151,12 +151,40 @@ class _Shared:
     commits: int = 0
 
 
+LOOK_SECONDS = 0.05
+
+
+class _Turn:
+    """The one lock, as a handle takes it: patiently, until it hurries."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self.hurries = False
+
+    def __enter__(self) -> None:
+        if self._lock.acquire(blocking=False):
+            return
+        while not self._lock.acquire(timeout=LOOK_SECONDS):
+            if self.hurries:
+                raise StoreBusyError("memory: another thread has been writing for too long; is it stopped?")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def is_free(self) -> bool:
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+            return True
+        return False
+
+
 class MemoryStore:
     """The protocol in memory."""
 
     def __init__(self, clock: Clock | None = None, *, _shared: _Shared | None = None) -> None:
         self._clock = clock or SystemClock()
         self._shared = _shared or _Shared()
+        self._turn = _Turn(self._shared.lock)
         self._own_commits = 0
         self._entered = set[str]()
         self._seen_commits = self._shared.commits
@@ -166,10 +194,11 @@ class MemoryStore:
         return MemoryStore(self._clock, _shared=self._shared)
 
     def kill(self, worker: str) -> None:
-        """Drop the worker's proof of life, as its process's death would. The worker does not notice."""
-        with self._shared.lock:
-            if worker in self._shared.workers:
-                self._shared.workers[worker].is_alive = False
+        """Drop the worker's proof of life, as its process's death would: whoever writes, it waits for nobody. The
+        worker does not notice."""
+        there = self._shared.workers.get(worker)
+        if there is not None:
+            there.is_alive = False
 
     @property
     def url(self) -> str:
@@ -179,12 +208,12 @@ class MemoryStore:
     def commit(self, writes: Sequence[Write]) -> list[Outcome]:
         for write in writes:
             rules.check_write(write)
-        with self._shared.lock:
+        with self._turn:
             self._count_commit()
             return [self._write(write) for write in writes]
 
     def transact(self, intent: Append, fill: Callable[[Any], Append]) -> Outcome:
-        with self._shared.lock:
+        with self._turn:
             run = self._shared.runs.get(intent.rid)
             if run is not None and run.applied.get(intent.expected_length) == intent.id:
                 return Done(intent.rid, intent.expected_length + 1)
@@ -197,13 +226,10 @@ class MemoryStore:
             return self._append(append)
 
     def is_free(self) -> bool:
-        if self._shared.lock.acquire(blocking=False):
-            self._shared.lock.release()
-            return True
-        return False
+        return self._turn.is_free()
 
     def hurry(self) -> None:
-        """Nobody waits here for longer than a write takes."""
+        self._turn.hurries = True
 
     def _count_commit(self) -> None:
         self._shared.commits += 1
@@ -477,7 +503,7 @@ class MemoryStore:
 
     # ── workers ──────────────────────────────────────────────────────────────────────────────
     def enter(self, worker: str, *, lease_seconds: float, workflows: Sequence[str]) -> None:
-        with self._shared.lock:
+        with self._turn:
             there = self._shared.workers.get(worker)
             if there is not None and there.is_alive:
                 raise StoreError(f"worker {worker} has entered already; give each worker a name of its own")
@@ -491,7 +517,7 @@ class MemoryStore:
             self._entered.add(worker)
 
     def renew(self, worker: str, *, lease_seconds: float) -> bool:
-        with self._shared.lock:
+        with self._turn:
             there = self._shared.workers.get(worker)
             if there is None:
                 return False
@@ -500,7 +526,7 @@ class MemoryStore:
             return True
 
     def give_back(self, worker: str, *, but: Mapping[int, int]) -> int:
-        with self._shared.lock:
+        with self._turn:
             self._count_commit()
             now = self._clock.now()
             lost_track_of = [run for run in self._owned(worker) if but.get(run.info.rid) != run.info.epoch]
@@ -509,19 +535,19 @@ class MemoryStore:
             return len(lost_track_of)
 
     def leave(self, worker: str) -> None:
-        with self._shared.lock:
+        with self._turn:
             self.give_back(worker, but={})
             self._free_posts(worker)
             self._shared.workers.pop(worker, None)
             self._entered.discard(worker)
 
     def workers(self) -> list[WorkerInfo]:
-        with self._shared.lock:
+        with self._turn:
             infos = [worker.info for worker in self._shared.workers.values()]
         return sorted(infos, key=lambda info: (info.started_at, info.worker))
 
     def lost(self, me: str) -> list[tuple[str, bool]]:
-        with self._shared.lock:
+        with self._turn:
             now = self._clock.now()
             others = [worker for worker in self._shared.workers.values() if worker.info.worker != me]
             return [
@@ -531,7 +557,7 @@ class MemoryStore:
             ]
 
     def take_over(self, dead: str, *, proven: bool, retry_after: Sequence[float]) -> int:
-        with self._shared.lock:
+        with self._turn:
             there = self._shared.workers.get(dead)
             if there is None or (proven and there.is_alive):
                 return 0
@@ -572,7 +598,7 @@ class MemoryStore:
         known: frozenset[tuple[str, int]],
         only: frozenset[str] | None = None,
     ) -> list[Claim]:
-        with self._shared.lock:
+        with self._turn:
             if worker not in self._shared.workers:
                 return []
             claims = list[Claim]()
@@ -612,19 +638,19 @@ class MemoryStore:
         return claim
 
     def next_due(self, *, known: frozenset[tuple[str, int]], only: frozenset[str] | None = None) -> int | None:
-        with self._shared.lock:
+        with self._turn:
             infos = [run.info for _, run in self._claimable(known) if only is None or run.info.run_id in only]
             return min((info.due_at for info in infos if info.due_at is not None), default=None)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────
     def changed(self) -> bool:
-        with self._shared.lock:
+        with self._turn:
             others = self._shared.commits - self._own_commits
             news, self._seen_commits = others != self._seen_commits, others
             return news
 
     def find(self, run_id: str) -> RunInfo | None:
-        with self._shared.lock:
+        with self._turn:
             run = self._named(run_id)
             return None if run is None else run.info
 
@@ -635,13 +661,13 @@ class MemoryStore:
         return run
 
     def load(self, rid: int, *, from_seq: int | None = None) -> Stored:
-        with self._shared.lock:
+        with self._turn:
             run = self._run(rid)
             first = run.info.chapter_seq if from_seq is None else from_seq
             return Stored(run.info, run.length, run.rows[-1].hash if run.rows else b"", tuple(run.rows[first:]))
 
     def last_row(self, rid: int) -> Row:
-        with self._shared.lock:
+        with self._turn:
             rows = self._run(rid).rows
             if not rows:
                 raise HistoryCorruptError(f"memory: run number {rid} has no events")
@@ -649,7 +675,7 @@ class MemoryStore:
 
     def blob(self, rid: int, address: bytes) -> bytes:
         position = position_of(address)
-        with self._shared.lock:
+        with self._turn:
             run = self._run(rid)
             if position is None:
                 data = run.blobs.get(address)
@@ -660,7 +686,7 @@ class MemoryStore:
             return data
 
     def mail(self, rids: Sequence[int] | None = None, *, owner: str | None = None) -> list[Mail]:
-        with self._shared.lock:
+        with self._turn:
             runs = self._owned(owner) if owner is not None else self._shared.runs.values()
             chosen = [run for run in runs if rids is None or run.info.rid in rids]
             waiting = [letter.mail for run in chosen for letter in run.letters.values() if not letter.is_taken]
@@ -669,7 +695,7 @@ class MemoryStore:
     def unserved(
         self, *, served: frozenset[tuple[str, int]], due_before: int, oldest_served: bool = False
     ) -> list[RunInfo]:
-        with self._shared.lock:
+        with self._turn:
             infos = [run.info for run in self._shared.runs.values() if run.info.owner is None]
         due = sorted(
             ((info.due_at, info.rid, info) for info in infos if info.due_at is not None and info.due_at < due_before),
@@ -680,32 +706,32 @@ class MemoryStore:
         return found + [info for kind, info in oldest.items() if oldest_served and kind in served]
 
     def runs(self, which: Filter) -> list[RunInfo]:
-        with self._shared.lock:
+        with self._turn:
             newest_first = sorted(self._shared.runs, reverse=True)
             infos = (self._shared.runs[rid].info for rid in newest_first)
             return [info for info in infos if _fits(info, which)][: which.limit]
 
     def effect(self, operation_id: str) -> LedgerEntry | None:
-        with self._shared.lock:
+        with self._turn:
             return self._shared.effects.get(operation_id)
 
     def effects(self, which: EffectFilter) -> list[LedgerEntry]:
-        with self._shared.lock:
+        with self._turn:
             newest_first = reversed(self._shared.effects.values())
             return [entry for entry in newest_first if _is_wanted(entry, which)][: which.limit]
 
     def approval(self, approval_id: str) -> ApprovalEntry | None:
-        with self._shared.lock:
+        with self._turn:
             return self._shared.approvals.get(approval_id)
 
     def approvals(self, which: ApprovalFilter) -> list[ApprovalEntry]:
-        with self._shared.lock:
+        with self._turn:
             newest_first = reversed(self._shared.approvals.values())
             return [entry for entry in newest_first if _is_wanted_approval(entry, which)][: which.limit]
 
     # ── the outbox ───────────────────────────────────────────────────────────────────────────
     def post(self, posts: Sequence[Post]) -> int:
-        with self._shared.lock:
+        with self._turn:
             return self._post(posts)
 
     def _post(self, posts: Sequence[Post]) -> int:
@@ -716,7 +742,7 @@ class MemoryStore:
         return len(self._shared.posts) - before
 
     def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:
-        with self._shared.lock:
+        with self._turn:
             taken = [held for held in self._in_order() if held.post.topic in topics and self._is_due(held, now)]
             for held in taken[:limit]:
                 held.taken_by, held.taken_until = worker, until
@@ -739,7 +765,7 @@ class MemoryStore:
         )
 
     def settle_post(self, worker: str, post: Post) -> bool:
-        with self._shared.lock:
+        with self._turn:
             held = self._shared.posts.get(post.post_id)
             if held is None or held.taken_by != worker:
                 return False
@@ -748,7 +774,7 @@ class MemoryStore:
             return True
 
     def revive_post(self, post_id: str, *, now: int) -> bool:
-        with self._shared.lock:
+        with self._turn:
             held = self._shared.posts.get(post_id)
             if held is None or held.post.status != "dead":
                 return False
@@ -758,7 +784,7 @@ class MemoryStore:
             return True
 
     def posts(self, *, topic: str | None = None, status: str | None = None, limit: int = 100) -> list[Post]:
-        with self._shared.lock:
+        with self._turn:
             found = [held.post for held in self._in_order()]
         return [p for p in found if topic in {None, p.topic} and status in {None, p.status}][:limit]
 
@@ -769,12 +795,12 @@ class MemoryStore:
 
     # ── notes ────────────────────────────────────────────────────────────────────────────────
     def keep(self, note: Note) -> None:
-        with self._shared.lock:
+        with self._turn:
             self._count_commit()
             self._shared.notes[note.kind, note.key] = note
 
     def move_note(self, kind: str, key: str, to: Note) -> bool:
-        with self._shared.lock:
+        with self._turn:
             if self._shared.notes.pop((kind, key), None) is None:
                 return False
             self._count_commit()
@@ -782,20 +808,20 @@ class MemoryStore:
             return True
 
     def notes(self, kind: str, key: str | None = None) -> list[Note]:
-        with self._shared.lock:
+        with self._turn:
             found = [note for note in self._shared.notes.values() if note.kind == kind and key in {None, note.key}]
         return sorted(found, key=lambda note: (-note.at, note.key))
 
     # ── what many runs spend together ────────────────────────────────────────────────────────
     def accounts(self, account: str | None = None, since: int | None = None) -> list[SharedAccount]:
-        with self._shared.lock:
+        with self._turn:
             every = self._shared.accounts.values()
             found = [each for each in every if account in {None, each.account} and since in {None, each.since}]
         return sorted(found, key=lambda each: (each.account, -each.since))
 
     # ── care ─────────────────────────────────────────────────────────────────────────────────
     def prune(self, *, ended_before: int, limit: int) -> int:
-        with self._shared.lock:
+        with self._turn:
             needed = self._needed_by_forks()
             old = [
                 run for run in self._shared.runs.values()
@@ -853,7 +879,7 @@ class MemoryStore:
             parent_run_id = parent.info.parent_run_id
 
     def heads(self) -> Iterator[tuple[str, int, int, bytes]]:
-        with self._shared.lock:
+        with self._turn:
             heads = {rid: (run_id, rid, length, head) for rid, (run_id, length, head) in self._shared.pruned.items()}
             for rid, run in self._shared.runs.items():
                 heads[rid] = (run.info.run_id, rid, run.length, run.rows[-1].hash if run.rows else b"")
@@ -863,14 +889,14 @@ class MemoryStore:
         """Write what there is to `target` as JSON lines, one per run: to look at, nothing reads it back."""
         if Path(target).exists():
             raise StoreError(f"{target}: there is something already; name another file for the backup")
-        with self._shared.lock:
+        with self._turn:
             lines = [json.dumps(stored, default=str) for stored in map(self.load, sorted(self._shared.runs))]
         Path(target).write_text("".join(f"{line}\n" for line in lines))
         if progress is not None:
             progress(len(lines), len(lines))
 
     def stats(self) -> Mapping[str, int | str]:
-        with self._shared.lock:
+        with self._turn:
             runs = list(self._shared.runs.values())
             by_status = {f"runs_{status}": sum(run.info.status is status for run in runs) for status in Status}
             return {

@@ -10,6 +10,7 @@ flock() knows no time limit: when there is something to wait for, a thread does 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -26,6 +27,7 @@ class Turns:
         self._next = open_lock_file(f"{path}-next")
         self._turn = open_lock_file(f"{path}-turn")
         self._waiter: Waiter | None = None
+        self._seconds_max = math.inf
 
     def acquire(self, *, until: float) -> None:
         """Wait for the turn, until that time of the monotonic clock at most."""
@@ -33,6 +35,7 @@ class Turns:
             return
         if self._waiter is None:
             self._waiter = Waiter(self._next, self._turn)
+            self._waiter.hurry(self._seconds_max)  # somebody may have said so before there was one
         if not self._waiter.wait(until):
             raise StoreBusyError(f"{self.path}: others have been writing for too long; is one of them stopped?")
 
@@ -49,9 +52,10 @@ class Turns:
         unlock(self._turn)
 
     def hurry(self, seconds: float) -> None:
-        """Whoever waits now does so for no longer than that."""
+        """Whoever waits, from now on or already, does so for no longer than that."""
+        self._seconds_max = seconds
         if self._waiter is not None:
-            self._waiter.hurry(time.monotonic() + seconds)
+            self._waiter.hurry(seconds)
 
     def is_free(self) -> bool:
         """Whether nobody has the turn right now, or waits for it."""
@@ -89,13 +93,14 @@ class Waiter:
         self._is_here = False
         self._is_stopped = False
         self._until = 0.0
+        self._seconds_max = math.inf
         threading.Thread(target=self._run, name="perdure-turns", daemon=True).start()
 
     def wait(self, until: float) -> bool:
         """Whether the turn came by that time of the monotonic clock."""
         with self._changed:
             self.is_asked = self._is_wanted = True
-            self._until = until
+            self._until = min(until, time.monotonic() + self._seconds_max)
             self._changed.notify_all()
             try:
                 while not self._is_here and (left := self._until - time.monotonic()) > 0:
@@ -109,10 +114,11 @@ class Waiter:
                 if self._is_here:
                     self._pass_on()
 
-    def hurry(self, until: float) -> None:
-        """Whoever waits gives up by then."""
+    def hurry(self, seconds: float) -> None:
+        """Whoever waits, from now on or already, gives up after that time."""
         with self._changed:
-            self._until = min(self._until, until)
+            self._seconds_max = seconds
+            self._until = min(self._until, time.monotonic() + seconds)
             self._changed.notify_all()
 
     def stop(self) -> None:

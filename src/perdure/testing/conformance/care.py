@@ -1,16 +1,21 @@
-"""Care: pruning, heads, backups, counts."""
+"""Care: pruning, heads, backups, counts, leaving."""
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from perdure.errors import StoreError
-from perdure.store.protocol import Filter, Status, Watch
+from perdure.errors import StoreBusyError, StoreError
+from perdure.store.protocol import Append, Done, Filter, Status, Watch
 from perdure.testing.conformance.base import ENDED, StoreCase, append, letter, new_run, released, row
 
 FOREVER = 2**62
+SECONDS_MAX = 30.0
+"""For what happens soon, on the slowest machine."""
 
 
 class CarePromises(StoreCase):
@@ -140,3 +145,33 @@ class CarePromises(StoreCase):
         with pytest.raises(StoreError):
             self.store.backup(str(target))
         assert target.read_text() == "precious"
+
+    def test_whoever_hurries_gives_up_waiting_for_one_that_hangs_in_a_write_and_others_do_not(self) -> None:
+        rid, hung, patient = self.start(), self.again(), self.again()
+        writes, goes_on = threading.Event(), threading.Event()
+        filled = append(rid, 1)
+
+        def hangs(_: Any) -> Append:
+            writes.set()
+            assert goes_on.wait(4 * SECONDS_MAX)
+            return filled
+
+        with ThreadPoolExecutor(3) as threads:
+            try:
+                writing = threads.submit(hung.transact, filled, hangs)
+                assert writes.wait(SECONDS_MAX)
+                waiting = threads.submit(patient.commit, [new_run("patient")])
+                self.gives_up(threads.submit(self.store.commit, [new_run("now")]))
+                self.gives_up(threads.submit(self.store.commit, [new_run("later")]))
+                assert not waiting.done()
+            finally:
+                goes_on.set()
+        assert writing.result() == Done(rid, 2)
+        assert [type(outcome) for outcome in waiting.result()] == [Done]
+        assert [info.run_id for info in self.store.runs(Filter())] == ["patient", "r"]
+        self.start("not busy any more")
+
+    def gives_up(self, write: Future[Any]) -> None:
+        self.store.hurry()
+        with pytest.raises(StoreBusyError):
+            write.result(SECONDS_MAX)
