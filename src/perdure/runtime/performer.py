@@ -260,8 +260,7 @@ class Performer:
             self.on_launch(flight)
         if not self._alarm_at or deadline < self._alarm_at:
             self._set_alarm(deadline)
-        body = self._run_async if flight.ask.spec.is_async else self._run_in_thread
-        flight.task = self._loop.create_task(body(flight, number), context=self._context.copy())
+        flight.task = self._loop.create_task(self._run(flight, number), context=self._context.copy())
 
     async def in_thread(self, inside: Callable[[], Any]) -> Any:
         """Call this in one of the threads for steps."""
@@ -290,7 +289,7 @@ class Performer:
             return msgspec.structs.replace(failure, kind=Kind.RETRYABLE)
         return failure
 
-    async def _run_async(self, flight: Flight, number: int) -> None:
+    async def _run(self, flight: Flight, number: int) -> None:
         ask = flight.ask
         try:
             args, kwargs = ask.spec.arguments.loads(ask.input)
@@ -299,9 +298,12 @@ class Performer:
             self.enter(flight, number)
             if ask.spec.rests is not None:
                 await self.read_first(flight)
-            if not self.may_begin():
+            if not ask.spec.is_async:
+                value = await self._call_in_thread(flight, number, args, kwargs)
+            elif self.may_begin():
+                value = await self.around(flight, ask.spec.function)(*args, **kwargs)
+            else:
                 raise _NotNow
-            value = await self.around(flight, ask.spec.function)(*args, **kwargs)
         except _NotNow:
             self._put_off(flight, number)
         except asyncio.CancelledError:
@@ -318,37 +320,14 @@ class Performer:
         else:
             self._returned(flight, number, value)
 
-    async def _run_in_thread(self, flight: Flight, number: int) -> None:
-        ask = flight.ask
-        try:
-            args, kwargs = ask.spec.arguments.loads(ask.input)
-            if ask.spec.secrets:
-                await self.unlock(flight, number)
-            self.enter(flight, number)
-            if ask.spec.rests is not None:
-                await self.read_first(flight)
-            inside, function = contextvars.copy_context(), self.around(flight, ask.spec.function)
+    async def _call_in_thread(self, flight: Flight, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inside, function = contextvars.copy_context(), self.around(flight, flight.ask.spec.function)
 
-            def body() -> Any:
-                return inside.run(_called, self.may_begin, function, args, kwargs)
+        def body() -> Any:
+            return inside.run(_called, self.may_begin, function, args, kwargs)
 
-            watched = body if flight.handler is None else partial(self._watched, flight, number, body)
-            value = await self._loop.run_in_executor(self._threads, watched)
-        except _NotNow:
-            self._put_off(flight, number)
-        except asyncio.CancelledError:
-            self._was_cancelled(flight, number)
-        except KeyboardInterrupt:
-            self._finish(flight)
-            raise
-        except GeneratorExit as error:
-            if not self._is_running(flight):
-                raise  # the loop went away under it
-            self._failed(flight, number, error)
-        except BaseException as error:
-            self._failed(flight, number, error)
-        else:
-            self._returned(flight, number, value)
+        watched = body if flight.handler is None else partial(self._watched, flight, number, body)
+        return await self._loop.run_in_executor(self._threads, watched)
 
     def _watched(self, flight: Flight, number: int, body: Callable[[], Any]) -> Any:
         """The body of an effect, in its thread. It cannot be stopped, and so it is known as long as it runs; one that
