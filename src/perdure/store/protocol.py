@@ -478,9 +478,9 @@ class Store(Protocol):
         """Apply an append together with what its maker writes into the same database: both or neither.
 
         `fill` gets the database's own connection, inside the transaction (None where there is no database), and gives
-        the append, under the id, run, epoch and expected length of `intent`. It is not called when that was applied
-        already, or would be refused. What it raises comes out, and nothing is written. StoreError: the outcome is
-        unknown, send it again.
+        the append, of one event, under the id, run, epoch and expected length of `intent`. It is not called when that
+        was applied already, or would be refused. What it raises comes out, and nothing is written. StoreError: the
+        outcome is unknown, send it again.
         """
         ...
 

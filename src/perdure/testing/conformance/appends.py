@@ -77,6 +77,15 @@ class AppendPromises(StoreCase):
         assert self.write(append(rid, 1, epoch=1)) == Fenced(2)
         assert self.write(append(rid, 1, epoch=2)) == Done(rid, 2)
 
+    def test_a_plain_append_leaves_the_index_row_alone(self) -> None:
+        rid = self.start()
+        before = self.info()
+        self.clock.advance(1)
+        self.done(append(rid, 1, blobs=((b"b" * 32, b"blob"),)))
+        assert self.info() == before
+        self.done(append(rid, 2, change=Change(state=b"s")))
+        assert self.info().updated_at == self.clock.now() > before.updated_at
+
     def test_a_run_can_be_of_another_version_from_now_on(self) -> None:
         """Workers find it as such, and it stays due when it was."""
         rid = self.done(new_run("r", due_at=self.clock.now())).rid

@@ -107,6 +107,11 @@ class CarePromises(StoreCase):
         self.enter("w")
         assert self.start("s") > newest or self.store.stats()["runs_pruned"] == 0
 
+    def test_a_rid_is_not_used_again_when_the_newest_run_is_pruned(self) -> None:
+        newest = self.finish("r")
+        assert self.store.prune(ended_before=FOREVER, limit=10) == 1
+        assert self.start("s") > newest
+
     def test_heads_come_in_order_and_page_without_a_gap(self) -> None:
         self.store.commit([new_run(f"r{number}") for number in range(2500)])
         heads = list(self.store.heads())
@@ -160,6 +165,7 @@ class CarePromises(StoreCase):
             try:
                 writing = threads.submit(hung.transact, filled, hangs)
                 assert writes.wait(SECONDS_MAX)
+                assert not self.store.is_free()
                 waiting = threads.submit(patient.commit, [new_run("patient")])
                 self.gives_up(threads.submit(self.store.commit, [new_run("now")]))
                 self.gives_up(threads.submit(self.store.commit, [new_run("later")]))
@@ -169,6 +175,7 @@ class CarePromises(StoreCase):
         assert writing.result() == Done(rid, 2)
         assert [type(outcome) for outcome in waiting.result()] == [Done]
         assert [info.run_id for info in self.store.runs(Filter())] == ["patient", "r"]
+        assert self.store.is_free()
         self.start("not busy any more")
 
     def gives_up(self, write: Future[Any]) -> None:

@@ -207,6 +207,14 @@ class EffectPromises(StoreCase):
         self.store.take_over("v", proven=True, retry_after=[0.0])
         assert self.take("w") == ["a"]
 
+    def test_on_suspicion_it_is_kept_for_the_worker_until_its_time(self) -> None:
+        self.post(message("a"))
+        self.enter("v")
+        assert self.take("v", until=200) == ["a"]
+        self.store.take_over("v", proven=False, retry_after=[0.0])
+        assert self.take("w", now=199) == []
+        assert self.take("w", now=200, until=300) == ["a"]
+
     def test_messages_of_a_key_follow_each_other(self) -> None:
         self.post(message("a1", key="a"), message("b1", key="b"), message("a2", key="a"))
         assert self.take() == ["a1", "b1"]

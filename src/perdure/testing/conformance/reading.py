@@ -52,6 +52,12 @@ class ReadPromises(StoreCase):
         with pytest.raises(HistoryCorruptError):
             self.store.blob(rid, b"x" * 32)
 
+    def test_a_blob_belongs_to_one_run(self) -> None:
+        rid, other = self.start(), self.start("other")
+        self.done(append(rid, 1, blobs=((b"b" * 32, b"blob"),)))
+        with pytest.raises(HistoryCorruptError):
+            self.store.blob(other, b"b" * 32)
+
     def test_an_output_is_found_by_its_position(self) -> None:
         rid, other = self.start(), self.start("other")
         self.done(append(rid, 1, rows=(row(1, output=b"one"), row(2, output=None))))

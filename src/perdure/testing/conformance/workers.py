@@ -109,6 +109,12 @@ class WorkerPromises(StoreCase):
         assert by_name["v"].workflows == ("agent", "other")
         assert (by_name["v"].started_at, by_name["v"].lease_until) == (self.clock.now(), self.clock.now() + 5_000_000)
 
+    def test_who_is_there_for_longest_is_listed_first(self) -> None:
+        for worker in ("b", "a"):
+            self.clock.advance(1)
+            self.enter(worker)
+        assert [info.worker for info in self.store.workers()] == ["w", "b", "a"]
+
     def test_a_name_that_is_in_use_is_refused(self) -> None:
         for handle in (self.store, self.again()):
             with pytest.raises(StoreError):
