@@ -1,0 +1,230 @@
+"""What a disk has when the power goes: told by the calls of the system that a process made, as strace wrote them down.
+
+    traced = trace([python, "program.py"], folder, names={"p.db", "p.db-wal"})
+    for cut in range(len(traced)):
+        traced.disk_at(cut).leave(files, kept=...)
+
+What was written before an fsync of its file began is on the disk once that fsync has returned. Of what was written
+since, any sector of 512 bytes may be there or not, in any order. A file that was made or removed is that for certain
+after an fsync of its folder. What the program said (`say`) is in the same account: whoever heard it may rely on it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SECTOR = 512
+CALLS = "openat,pwrite64,write,ftruncate,fsync,fdatasync,unlink,rename"
+SAYS = b"say: "
+
+
+@dataclass(frozen=True)
+class Made:
+    """A file of this name was opened, and made if it was not there."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Removed:
+    name: str
+
+
+@dataclass(frozen=True)
+class Wrote:
+    name: str
+    offset: int
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The file was made this long."""
+
+    name: str
+    length: int
+
+
+@dataclass(frozen=True)
+class Synced:
+    """An fsync of a file, or of the folder (""), returned; it began after the first `began` calls."""
+
+    name: str
+    began: int
+
+
+@dataclass(frozen=True)
+class Said:
+    text: str
+
+
+Happened = Made | Removed | Wrote | Cut | Synced | Said
+
+
+def say(text: str) -> None:
+    """Tell the outside something that it may rely on from now on."""
+    os.write(1, SAYS + text.encode() + b"\n")
+
+
+def trace(command: Sequence[str], folder: Path, names: set[str], *, env: dict[str, str]) -> list[Happened]:
+    """Run a program in a folder, and give all that happened to these files of it, in order."""
+    told = folder / "trace"
+    subprocess.run(
+        [
+            "strace", "-f", "-qq", "-y", "-xx", "-s", "10000000", "-e", f"trace={CALLS}", "-e", "signal=none",
+            "-o", str(told), *command,
+        ],
+        cwd=folder, env=env, check=True, timeout=300, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    with told.open() as lines:
+        happened = list(_happened(lines, str(folder), names))
+    told.unlink()
+    return happened
+
+
+# ── what strace writes ───────────────────────────────────────────────────────────────────────
+_LINE = re.compile(r"(\d+) +(?:<\.\.\. (\w+) resumed>|(\w+)\()(.*)", re.DOTALL)
+_FILE = re.compile(r"(?:AT_FDCWD|\d+)(?:<([^>]*)>)?")
+
+
+def _happened(lines: Iterator[str], folder: str, names: set[str]) -> Iterator[Happened]:
+    begun: dict[tuple[str, str], tuple[str, int]] = {}
+    count = 0
+    for line in lines:
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        thread, resumed, call, rest = match.groups()
+        if resumed is not None:
+            before, began = begun.pop((thread, resumed), ("", count))
+            call, rest = resumed, before + rest
+        elif rest.rstrip().endswith("<unfinished ...>"):
+            begun[(thread, call)] = rest.rstrip().removesuffix("<unfinished ...>"), count
+            continue
+        else:
+            began = count
+        for each in _of_call(call, rest, began, folder, names):
+            count += 1
+            yield each
+
+
+def _of_call(call: str, rest: str, began: int, folder: str, names: set[str]) -> Iterator[Happened]:
+    given, _, result = rest.rpartition(" = ")
+    if result.startswith("-1"):
+        return
+    parts = given.rstrip().removesuffix(")").split(", ")
+    match = _FILE.match(parts[0])
+    path = _text(match[1]) if match is not None and match[1] else ""
+    name = "" if path == folder else os.path.basename(path)
+    is_ours = name in names and os.path.dirname(path) == folder
+    match call:
+        case "openat" if "O_CREAT" in given and os.path.basename(_text(parts[1])) in names:
+            yield Made(os.path.basename(_text(parts[1])))
+        case "unlink" if os.path.basename(_text(parts[0])) in names:
+            yield Removed(os.path.basename(_text(parts[0])))
+        case "rename" if any(os.path.basename(_text(part)) in names for part in parts):
+            raise AssertionError(f"nothing is known of renaming: {given}")
+        case "pwrite64" if is_ours:
+            yield Wrote(name, int(parts[3]), _content(parts[1]))
+        case "write" if is_ours:
+            raise AssertionError(f"where this was written is not known: {given[:200]}")
+        case "write" if parts[0].startswith("1<") and _content(parts[1]).startswith(SAYS):
+            for told in _content(parts[1]).splitlines():
+                yield Said(told.removeprefix(SAYS).decode())
+        case "ftruncate" if is_ours:
+            yield Cut(name, int(parts[1]))
+        case "fsync" | "fdatasync" if is_ours or path == folder:
+            yield Synced(name, began)
+        case _:
+            pass
+
+
+def _content(part: str) -> bytes:
+    return bytes.fromhex(part.strip().strip('"').replace("\\x", ""))
+
+
+def _text(part: str) -> str:
+    return _content(part).decode() if "\\x" in part else part.strip('"')
+
+
+# ── the disk ─────────────────────────────────────────────────────────────────────────────────
+@dataclass
+class Disk:
+    """What is certainly there, what may be, and what was said so far."""
+
+    certain: dict[str, bytearray] = field(default_factory=dict[str, bytearray])
+    pending: list[tuple[int, Made | Removed | Wrote | Cut]] = field(
+        default_factory=list[tuple[int, "Made | Removed | Wrote | Cut"]]
+    )
+    said: list[str] = field(default_factory=list[str])
+    count: int = 0
+
+    def take(self, each: Happened) -> None:
+        """One more thing has happened."""
+        match each:
+            case Said():
+                self.said.append(each.text)
+            case Synced():
+                self._sync(each)
+            case _:
+                self.pending.append((self.count, each))
+        self.count += 1
+
+    def _sync(self, synced: Synced) -> None:
+        left: list[tuple[int, Made | Removed | Wrote | Cut]] = []
+        for n, each in self.pending:
+            is_about = isinstance(each, Made | Removed) if not synced.name else each.name == synced.name
+            if is_about and n < synced.began:
+                _apply(self.certain, each)
+            else:
+                left.append((n, each))
+        self.pending = left
+
+    def leave(self, folder: Path, chance: float, choice: random.Random) -> None:
+        """Put down what the disk has after the power went. `chance`: that something is there that need not be."""
+        files = {name: bytearray(content) for name, content in self.certain.items()}
+        for _, each in self.pending:
+            for piece in _pieces(each):
+                if choice.random() < chance:
+                    _apply(files, piece)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+
+
+def _pieces(each: Made | Removed | Wrote | Cut) -> Iterator[Made | Removed | Wrote | Cut]:
+    if not isinstance(each, Wrote):
+        yield each
+        return
+    at, end = each.offset, each.offset + len(each.content)
+    while at < end:
+        until = min(end, (at // SECTOR + 1) * SECTOR)
+        yield Wrote(each.name, at, each.content[at - each.offset : until - each.offset])
+        at = until
+
+
+def _apply(files: dict[str, bytearray], each: Made | Removed | Wrote | Cut) -> None:
+    match each:
+        case Made():
+            files.setdefault(each.name, bytearray())
+        case Removed():
+            files.pop(each.name, None)
+        case Wrote() | Cut():
+            there = files.get(each.name)
+            if there is None:
+                return  # its making is not certain, and did not come about
+            length = each.length if isinstance(each, Cut) else each.offset + len(each.content)
+            if len(there) < length:
+                there.extend(bytes(length - len(there)))
+            if isinstance(each, Cut):
+                del there[each.length :]
+            else:
+                there[each.offset : length] = each.content
