@@ -9,7 +9,7 @@ import pytest
 from perdure.errors import StoreError
 from perdure.store import Store
 from perdure.store.memory import MemoryStore
-from perdure.store.protocol import Done, Filter
+from perdure.store.protocol import Done, Filter, Post
 from perdure.testing.conformance.base import KNOWN, append, new_run
 from perdure.testing.crashing import Crash, CrashingStore, When, failing
 
@@ -65,3 +65,15 @@ def test_it_calls_back_before_each_write_and_counts() -> None:
     assert len(store.claim("w", now=0, limit=1, known=KNOWN)) == 1
     assert seen == [1, 2, 3]
     assert store.writes == 3
+
+
+def test_messages_are_found_due_behind_a_hundred_that_were_sent() -> None:
+    inner = MemoryStore()
+    inner.enter("w", lease_seconds=10, workflows=["agent"])
+    inner.post([Post(f"p{n}", 0, "t", f"k{n}", b"", 0, status="sent") for n in range(100)])
+    store = CrashingStore(inner)
+    assert store.take_posts("w", topics=("t",), now=0, until=1, limit=1) == []
+    assert store.writes == 0
+    inner.post([Post("last", 0, "t", "k", b"", 0)])
+    assert [post.post_id for post in store.take_posts("w", topics=("t",), now=0, until=1, limit=1)] == ["last"]
+    assert store.writes == 1

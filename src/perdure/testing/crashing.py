@@ -63,7 +63,7 @@ class CrashingStore:
     dead process; any other failure happens `times` times, from that write on. `before_write` is called with the number
     of each write that is about to happen: to be slow, to look, to let something else come first. `writes` counts them.
 
-    Writes are `commit`, `enter`, `renew`, `leave`, `take_over`, `prune`, and a `claim` that finds something due.
+    Writes are all methods of a store that write; `claim` and `take_posts` where they find something due.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class CrashingStore:
         return self._write("post", lambda: self.inner.post(posts))
 
     def take_posts(self, worker: str, *, topics: Collection[str], now: int, until: int, limit: int) -> list[Post]:
-        if not any(post.status == "waiting" for post in self.posts()):
+        if not self.posts(status="waiting", limit=1):
             return []
         return self._write(
             "take_posts",
