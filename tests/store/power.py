@@ -38,6 +38,14 @@ class Removed:
 
 
 @dataclass(frozen=True)
+class Renamed:
+    """The file has the name `name` now, and is what that name stands for."""
+
+    before: str
+    name: str
+
+
+@dataclass(frozen=True)
 class Wrote:
     name: str
     offset: int
@@ -65,7 +73,8 @@ class Said:
     text: str
 
 
-Happened = Made | Removed | Wrote | Cut | Synced | Said
+Change = Made | Removed | Renamed | Wrote | Cut
+Happened = Change | Synced | Said
 
 
 def say(text: str) -> None:
@@ -129,8 +138,8 @@ def _of_call(call: str, rest: str, began: int, folder: str, names: set[str]) -> 
             yield Made(os.path.basename(_text(parts[1])))
         case "unlink" if os.path.basename(_text(parts[0])) in names:
             yield Removed(os.path.basename(_text(parts[0])))
-        case "rename" if any(os.path.basename(_text(part)) in names for part in parts):
-            raise AssertionError(f"nothing is known of renaming: {given}")
+        case "rename" if os.path.basename(_text(parts[1])) in names:
+            yield Renamed(os.path.basename(_text(parts[0])), os.path.basename(_text(parts[1])))
         case "pwrite64" if is_ours:
             yield Wrote(name, int(parts[3]), _content(parts[1]))
         case "write" if is_ours:
@@ -156,13 +165,37 @@ def _text(part: str) -> str:
 
 # ── the disk ─────────────────────────────────────────────────────────────────────────────────
 @dataclass
-class Disk:
-    """What is certainly there, what may be, and what was said so far."""
+class Files:
+    """What the files contain, by the name under which they were made, and the names in the folder. The two reach the
+    disk each for itself."""
 
-    certain: dict[str, bytearray] = field(default_factory=dict[str, bytearray])
-    pending: list[tuple[int, Made | Removed | Wrote | Cut]] = field(
-        default_factory=list[tuple[int, "Made | Removed | Wrote | Cut"]]
-    )
+    contents: dict[str, bytearray] = field(default_factory=dict[str, bytearray])
+    names: dict[str, str] = field(default_factory=dict[str, str])
+
+    def take(self, change: Change) -> None:
+        match change:
+            case Made():
+                self.names.setdefault(change.name, change.name)
+            case Removed():
+                self.names.pop(change.name, None)
+            case Renamed():
+                self.names[change.name] = self.names.pop(change.before, change.before)
+            case Wrote() | Cut():
+                there = self.contents.setdefault(change.name, bytearray())
+                end = change.length if isinstance(change, Cut) else change.offset + len(change.content)
+                there.extend(bytes(max(0, end - len(there))))
+                if isinstance(change, Cut):
+                    del there[end:]
+                else:
+                    there[change.offset : end] = change.content
+
+
+@dataclass
+class Disk:
+    """What is certainly there, what may be, and what was said so far. No name is used for two files."""
+
+    certain: Files = field(default_factory=Files)
+    pending: list[tuple[int, Change]] = field(default_factory=list[tuple[int, Change]])
     said: list[str] = field(default_factory=list[str])
     count: int = 0
 
@@ -178,29 +211,30 @@ class Disk:
         self.count += 1
 
     def _sync(self, synced: Synced) -> None:
-        left: list[tuple[int, Made | Removed | Wrote | Cut]] = []
+        left: list[tuple[int, Change]] = []
         for n, each in self.pending:
-            is_about = isinstance(each, Made | Removed) if not synced.name else each.name == synced.name
+            is_of_folder = isinstance(each, Made | Removed | Renamed)
+            is_about = is_of_folder if not synced.name else not is_of_folder and each.name == synced.name
             if is_about and n < synced.began:
-                _apply(self.certain, each)
+                self.certain.take(each)
             else:
                 left.append((n, each))
         self.pending = left
 
     def leave(self, folder: Path, chance: float, choice: random.Random) -> None:
         """Put down what the disk has after the power went. `chance`: that something is there that need not be."""
-        files = {name: bytearray(content) for name, content in self.certain.items()}
+        files = Files({name: bytearray(each) for name, each in self.certain.contents.items()}, dict(self.certain.names))
         for _, each in self.pending:
             for piece in _pieces(each):
                 if choice.random() < chance:
-                    _apply(files, piece)
+                    files.take(piece)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
+        for name, made_as in files.names.items():
+            (folder / name).write_bytes(files.contents.get(made_as, b""))
 
 
-def _pieces(each: Made | Removed | Wrote | Cut) -> Iterator[Made | Removed | Wrote | Cut]:
+def _pieces(each: Change) -> Iterator[Change]:
     if not isinstance(each, Wrote):
         yield each
         return
@@ -209,22 +243,3 @@ def _pieces(each: Made | Removed | Wrote | Cut) -> Iterator[Made | Removed | Wro
         until = min(end, (at // SECTOR + 1) * SECTOR)
         yield Wrote(each.name, at, each.content[at - each.offset : until - each.offset])
         at = until
-
-
-def _apply(files: dict[str, bytearray], each: Made | Removed | Wrote | Cut) -> None:
-    match each:
-        case Made():
-            files.setdefault(each.name, bytearray())
-        case Removed():
-            files.pop(each.name, None)
-        case Wrote() | Cut():
-            there = files.get(each.name)
-            if there is None:
-                return  # its making is not certain, and did not come about
-            length = each.length if isinstance(each, Cut) else each.offset + len(each.content)
-            if len(there) < length:
-                there.extend(bytes(length - len(there)))
-            if isinstance(each, Cut):
-                del there[each.length :]
-            else:
-                there[each.offset : length] = each.content

@@ -44,8 +44,12 @@ pytestmark = pytest.mark.skipif(not can_trace(), reason="only strace can tell wh
 
 def happened(folder: Path, *more: str) -> list[Happened]:
     folder.mkdir()
-    command = [sys.executable, "-m", power_program.__name__, str(folder / DATABASE), *more]
-    return power.trace(command, folder, NAMES, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    return traced_of(["-m", power_program.__name__, str(folder / DATABASE), *more], folder, NAMES)
+
+
+def traced_of(command: list[str], folder: Path, names: set[str]) -> list[Happened]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return power.trace([sys.executable, *command], folder, names, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +117,7 @@ def test_what_was_reported_is_there_wherever_the_power_goes(
     choice = random.Random(f"power {chance}")
     looked_at = 0
     for n, disk in disks(traced, cuts_of(traced, choice)):
-        if DATABASE not in disk.certain and not disk.said:
+        if DATABASE not in disk.certain.names and not disk.said:
             continue  # nothing was promised yet, and a file that is not there is made anew
         folder = tmp_path / "disk"
         disk.leave(folder, chance, choice)
@@ -157,3 +161,37 @@ def test_a_store_that_does_not_wait_for_the_disk_is_found(tmp_path: Path) -> Non
         if (tmp_path / "disk" / DATABASE).exists():
             found += missing(tmp_path / "disk", disk.said)
     assert found
+
+
+BACKUP = """
+import sys
+from tests.store.power import say
+from perdure.store.sqlite import SqliteStore
+SqliteStore(sys.argv[1]).backup("copy.db")
+say("copied")
+"""
+
+
+def test_a_backup_is_whole_or_not_there_and_there_when_it_is_reported(tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    url = str(whole / DATABASE)
+    run_async(_talk(url))
+    traced = traced_of(["-c", BACKUP, url], whole, {"copy.db", "copy.db.unfinished"})
+    choice, found = random.Random("backup"), 0
+    for _, disk in disks(traced, set(range(len(traced) + 1))):
+        for chance in (0.0, 0.5, 1.0):
+            disk.leave(tmp_path / "disk", chance, choice)
+            copy = tmp_path / "disk" / "copy.db"
+            assert copy.exists() or not disk.said
+            if copy.exists():
+                found += 1
+                with closing(SqliteStore(str(copy))) as store:
+                    assert verify(store).damage == ()
+                    assert is_so(store, "answered r 8")
+    assert found
+
+
+async def _talk(url: str) -> None:
+    async with perdure.Runtime(url, workflows=[power_program.talks]) as runtime:
+        await (await runtime.start(power_program.talks.call("r", 8), id="r")).result()

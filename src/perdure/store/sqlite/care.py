@@ -55,9 +55,19 @@ def backup(readers: Readers, target: str, progress: Callable[[int, int], None] |
         except sqlite3.Error as error:
             raise translated(error, target) from error
         os.replace(unfinished, target)
+        _sync_folder(folder)
     finally:
         if os.path.exists(unfinished):
             os.unlink(unfinished)
+
+
+def _sync_folder(folder: str) -> None:
+    """Wait until the disk has the names of its files."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _copy(readers: Readers, target: str, progress: Callable[[int, int], None] | None, *, named: str) -> None:
