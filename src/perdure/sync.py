@@ -5,15 +5,25 @@ A wait of more than ten seconds gives its thread back: the function is unwound b
 durable calls in them are refused) and runs again from its start when the wait is over, answered from the record.
 """
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast, overload
 
 from perdure.api.approving import Approvers, Said, answer_of, approval_of, approved_here, patient, question_of
 from perdure.api.calls import Call
-from perdure.api.inside import _journal, _length, child_call  # pyright: ignore[reportPrivateUsage]
+from perdure.api.inside import (
+    IN_A_STEP,
+    IN_AN_ASYNC_WORKFLOW,
+    OUTSIDE,
+    _journal,
+    _length,
+    _where,
+    child_call,
+)
 from perdure.codec import codec_for
 from perdure.errors import UsageError
 from perdure.specs import OnCancel
@@ -22,23 +32,45 @@ from perdure.specs import seconds as _seconds
 T = TypeVar("T")
 
 
-def _here(what: str, elsewhere: str = "") -> Any:
+def _here(what: str, *, instead: str = "", in_a_step: str = "") -> Any:
+    """The journal of the code that waits. UsageError where there is none, with what to write in an async workflow
+    (`instead`) or in the body of a step."""
     journal = _journal()
-    if journal is None:
-        raise UsageError(
-            f"perdure.sync.{what}() belongs into a `def` workflow or hosted code; in async workflows "
-            f"{elsewhere or f'await perdure.{what}()'}"
-        )
-    return journal
+    if journal is not None:
+        return journal
+    where, there = _where(), "it belongs into a `def` workflow or hosted code"
+    if where == IN_AN_ASYNC_WORKFLOW:
+        there = f"{instead or f'await perdure.{what}()'} there"
+    elif where == IN_A_STEP and in_a_step:
+        there = f"{in_a_step} there"
+    raise UsageError(f"perdure.sync.{what}() was called {where}; {there}")
+
+
+def _is_outside() -> bool:
+    """Whether no run and no step is there: what is called is the plain function that it is."""
+    return _journal() is None and _where() == OUTSIDE
 
 
 def wait(call: Call[T]) -> T:
     """Make a call and wait for its result: what `await` is elsewhere. For `async def` steps and workflows; those that
-    are plain functions are called as usual.
+    are plain functions are called as usual. Outside of a run the plain function is awaited.
 
     >>> the_plan = perdure.sync.wait(plan.call(claim))  # doctest: +SKIP
     """
-    return cast(T, _here("wait", "await the call").call_blocking(call.of, *call.take()))
+    if _is_outside():
+        return _awaited(call)
+    return cast(T, _here("wait", instead="await the call").call_blocking(call.of, *call.take()))
+
+
+def _awaited(call: Call[T]) -> T:
+    import asyncio  # only here: `import perdure` does without
+
+    async def result() -> T:
+        return await call
+
+    if asyncio._get_running_loop() is not None:  # pyright: ignore[reportPrivateUsage]
+        raise UsageError("perdure.sync.wait() inside a running event loop: await the call there")
+    return asyncio.run(result())
 
 
 class Child(Generic[T]):
@@ -76,9 +108,12 @@ def sleep(
     minutes: float = 0,
     seconds: float = 0,
 ) -> None:
-    """Wait; see `perdure.sleep`."""
-    journal = _here("sleep")
+    """Wait; see `perdure.sleep`. Outside of a run it is `time.sleep`."""
     length = _length(duration, timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds))
+    if _is_outside():
+        time.sleep(length)
+        return
+    journal = _here("sleep", in_a_step="use time.sleep()")
     journal.wait(journal.waits.sleep(length))
 
 

@@ -87,9 +87,74 @@ def test_an_async_step_called_as_usual_is_refused(of: str) -> None:
     asyncio.run(main())
 
 
-def test_outside_hosted_code_a_call_is_awaited() -> None:
-    with pytest.raises(perdure.UsageError, match="in async workflows await the call"):
-        perdure.sync.wait(plan.call("tea"))
+@workflow
+def agent(topic: str) -> str:
+    noted = note(topic)
+    perdure.sync.sleep(0.001)
+    return ", ".join([noted, *perdure.sync.wait(plan.call(topic))])
+
+
+@workflow
+def listens() -> str:
+    return perdure.sync.receive("word", str)
+
+
+@workflow
+async def blocks(how: str) -> None:
+    perdure.sync.wait(plan.call("tea")) if how == "wait" else perdure.sync.sleep(1)
+
+
+@step
+def naps() -> None:
+    perdure.sync.sleep(1)
+
+
+@step
+def waits_for_another_step() -> None:
+    perdure.sync.wait(plan.call("tea"))
+
+
+@step
+def overhears() -> None:
+    perdure.sync.receive("word")
+
+
+@workflow
+async def goes_wrong(body: str) -> None:
+    await {"naps": naps, "overhears": overhears, "waits": waits_for_another_step}[body].call()
+
+
+def test_outside_of_a_run_a_def_workflow_is_the_plain_function() -> None:
+    assert agent("tea") == "tea, tea 0, tea 1"
+    with pytest.raises(perdure.UsageError, match=r"perdure\.sync\.receive\(\) was called outside a run"):
+        listens()
+
+
+def test_outside_of_a_run_a_call_is_not_waited_for_in_a_running_loop() -> None:
+    async def main() -> None:
+        with pytest.raises(perdure.UsageError, match=r"inside a running event loop: await the call"):
+            perdure.sync.wait(plan.call("tea"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (blocks.call("wait"), r"in an async workflow; await the call there"),
+        (blocks.call("sleep"), r"in an async workflow; await perdure\.sleep\(\) there"),
+        (goes_wrong.call("naps"), r"sync\.sleep\(\) was called inside the body of a step; use time\.sleep\(\) there"),
+        (goes_wrong.call("overhears"), r"sync\.receive\(\) was called inside the body of a step; it belongs into"),
+        (goes_wrong.call("waits"), r"sync\.wait\(\) was called inside the body of a step; it belongs into a `def`"),
+    ],
+)
+def test_elsewhere_a_blocking_wait_is_refused(call: Any, told: str) -> None:
+    async def main() -> None:
+        async with RuntimeUnderTest(workflows=[blocks, goes_wrong]) as runtime:
+            with pytest.raises(perdure.UsageError, match=told):
+                await (await runtime.start(call)).result()
+
+    asyncio.run(main())
 
 
 # ── patched ─────────────────────────────────────────────────────────────────────────────────

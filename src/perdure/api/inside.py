@@ -18,7 +18,7 @@ from msgspec import Raw
 
 from perdure.api.calls import Call, execution_here
 from perdure.codec import arguments_codec_for, codec_for
-from perdure.errors import SecretNotAllowed, UsageError
+from perdure.errors import EncodeError, SecretNotAllowed, UsageError
 from perdure.gates.budget import use_said
 from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, UNLOCKED, Attempt, current_attempt
 from perdure.runtime.logs import hide_secrets
@@ -36,9 +36,18 @@ R = TypeVar("R")
 def _execution(what: str) -> Execution:
     execution = execution_here()
     if execution is None:
-        where = "inside the body of a step" if ATTEMPT.get() is not None else "outside a run"
-        raise UsageError(f"perdure.{what}() was called {where}; it belongs into workflow code")
+        raise UsageError(f"perdure.{what}() was called {_where()}; it belongs into workflow code")
     return execution
+
+
+def _where() -> str:
+    """Where code stands that no journal answers."""
+    if ATTEMPT.get() is not None:
+        return IN_A_STEP
+    return OUTSIDE if execution_here() is None else IN_AN_ASYNC_WORKFLOW
+
+
+IN_A_STEP, IN_AN_ASYNC_WORKFLOW, OUTSIDE = "inside the body of a step", "in an async workflow", "outside a run"
 
 
 # ── time and randomness ─────────────────────────────────────────────────────────────────────
@@ -277,7 +286,10 @@ def set_state(state: Any) -> None:
     """What `await run.state()` shows to whoever asks: plain JSON. Written with the run's next commit.
 
     UsageError in a section, whose code is not run again once it has ended."""
-    raw, journal = codec_for(Any).dumps(state), _journal()
+    try:
+        raw, journal = codec_for(Any).dumps(state), _journal()
+    except EncodeError as error:
+        raise error.about("the state") from None
     if journal is not None:
         journal.set_state(raw)
     else:
