@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,10 @@ WORKFLOW_OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a version in words": ({"version": "2"}, r"workflow\(version='2'\): a whole number from 1 on"),
     "messages without types": ({"receives": ["reply"]}, r"workflow\(receives=\['reply'\]\): a dict of names and types"),
     "a message without a name": ({"receives": {"": str}}, r"workflow\(receives=\): message name '': a text"),
+    "a number for a type": ({"receives": {"x": 5}}, r"message 'x': 5 is not a type: write one, as in \{"),
+    "a list for a type": ({"receives": {"x": [int]}}, r"message 'x': \[<class 'int'>\] is not a type"),
+    "the name of a type": ({"receives": {"x": "int"}}, r"message 'x': 'int' is not a type: write one"),
+    "what is no data": ({"receives": {"x": int, "y": threading.Thread}}, r"message 'y': .*Thread\. Make it a"),
     "one version alone": ({"replays": 7}, r"workflow\(replays=7\): a set of versions, as in replays=\{7\}"),
     "a version that cannot be": ({"replays": {0}}, r"workflow\(replays=\{0\}\): a set of versions"),
     "a class that is no exception": ({"raises": [int]}, r"workflow\(raises=\[<class 'int'>\]\): a list of exception"),
@@ -215,6 +220,23 @@ def test_what_cannot_be_recorded(flow: Any, says: str) -> None:
             with pytest.raises(EncodeError, match=says) as refused:
                 await (await runtime.start(flow.call())).result()
             assert refused.value.of.startswith("the ")
+
+    asyncio.run(main())
+
+
+@workflow(receives={"reply": int})
+async def listener() -> int:
+    return await perdure.receive("reply", int)
+
+
+def test_a_message_that_does_not_fit_is_named_to_its_sender() -> None:
+    async def main() -> None:
+        async with Runtime(":memory:", workflows=[listener]) as runtime:
+            run = await runtime.start(listener.call())
+            with pytest.raises(EncodeError, match=r"^the message 'reply': \$: a value of type str where int"):
+                await run.send("reply", "five")
+            await run.send("reply", 5)
+            assert await run.result() == 5
 
     asyncio.run(main())
 

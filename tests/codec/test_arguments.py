@@ -126,6 +126,18 @@ def test_hints_that_cannot_be_resolved_name_the_parameter() -> None:
         arguments_codec_for(g)
 
 
+def test_hints_that_are_no_types_name_the_parameter() -> None:
+    def f(good: Any, bad: Any) -> None: ...
+
+    def g() -> Any: ...
+
+    f.__annotations__, g.__annotations__ = {"good": int, "bad": 5}, {"return": [int]}
+    with pytest.raises(DeclarationError, match=r"parameter 'bad' of .*f\(\) is annotated with 5, which is not a type"):
+        arguments_codec_for(f)
+    with pytest.raises(DeclarationError, match=r"return annotation of .*g\(\) is \[<class 'int'>\], which is not"):
+        arguments_codec_for(g)
+
+
 def test_a_class_of_the_surrounding_function_is_found_when_the_function_uses_it() -> None:
     @dataclass
     class Local:

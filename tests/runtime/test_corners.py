@@ -221,6 +221,38 @@ async def returns_a_lock() -> Any:
     return {"lock": threading.Lock()}
 
 
+@step(retry=perdure.Retry(max_attempts=1))
+async def pairs():  # type: ignore[no-untyped-def]  # nothing says what it gives
+    return (1, 2)
+
+
+@workflow
+async def unannotated(where: str):  # type: ignore[no-untyped-def]
+    return {3} if where == "workflow" else await pairs()
+
+
+@workflow
+def hosted():  # type: ignore[no-untyped-def]
+    return {3}
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (unannotated.call("step"), r"the result of pairs\(\): \$: .* Annotate the return type of pairs\(\)$"),
+        (unannotated.call("workflow"), r"the result of unannotated\(\): .* the return type of unannotated\(\)$"),
+        (hosted.call(), r"the result of hosted\(\): \$: .* Annotate the return type of hosted\(\)$"),
+    ],
+)
+def test_a_result_that_nothing_describes_says_which_return_type_to_annotate(call: Any, told: str) -> None:
+    async def main() -> None:
+        async with on_one_store()(unannotated, hosted) as runtime:
+            with pytest.raises(EncodeError, match=told):
+                await (await runtime.start(call)).result(timeout=10)
+
+    run_async(main())
+
+
 def test_a_result_that_cannot_be_recorded_fails_the_run_once_and_names_the_path() -> None:
     async def main() -> None:
         async with on_one_store()(returns_a_lock) as runtime:

@@ -14,7 +14,7 @@ import msgspec
 
 from perdure.api.calls import Call, execution_here
 from perdure.codec import codec_for
-from perdure.errors import DeclarationError, UnknownNameError, UsageError
+from perdure.errors import DeclarationError, EncodeError, UnknownNameError, UsageError
 from perdure.runtime import mail
 from perdure.runtime.attempt import ATTEMPT, JOURNAL
 from perdure.specs import SECONDS_MAX, Budget, WorkflowSpec, budget_of_run, is_whole, mapping, recordable, seconds
@@ -130,7 +130,10 @@ def message_body(spec: WorkflowSpec | None, name: str, value: Any) -> bytes:
             raise UnknownNameError("declared message", name, spec.receives)
         codec = spec.receives[name]
     recordable(name, what="message name")
-    return codec.dumps(value)
+    try:
+        return codec.dumps(value)
+    except EncodeError as error:
+        raise error.about(f"the message {name!r}") from None
 
 
 def control_body(letter: mail.ControlLetter) -> bytes:

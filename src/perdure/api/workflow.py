@@ -6,6 +6,7 @@ import copy
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Self, TypeVar, cast, overload
 
 from perdure.api.calls import Call, DurableFunction, same_signature
@@ -22,7 +23,7 @@ from perdure.api.declaration import (
     with_premise,
 )
 from perdure.api.surroundings import Tools, surroundings
-from perdure.codec import arguments_codec_for, codec_for
+from perdure.codec import ValueCodec, arguments_codec_for, codec_for, is_no_type
 from perdure.errors import DeclarationError
 from perdure.runtime.attempt import JOURNAL
 from perdure.specs import (
@@ -421,13 +422,22 @@ def _workflow_with(
         raises=exception_classes(raises, "workflow"), replays=_versions(replays),
         budget=budget_of_run(budget, what="workflow(budget="),
         surroundings=surroundings("workflow", **leans_on),
-        receives=None if receives is None else {
-            recordable(message, what="workflow(receives=): message name"): codec_for(hint)
-            for message, hint in receives.items()
-        },
+        receives=None if receives is None else dict(starmap(_declared_message, receives.items())),
         policy=None if policy is None else _checked_policy(policy),
     )  # fmt: skip
     return cast(Any, Workflow if is_async else SyncWorkflow)(spec)
+
+
+def _declared_message(name: Any, hint: Any) -> tuple[str, ValueCodec]:
+    """A message that a workflow declares. DeclarationError for a type of which no value could ever be sent."""
+    recordable(name, what="workflow(receives=): message name")
+    where = f"workflow(receives=): message {name!r}"
+    if isinstance(hint, str) or is_no_type(hint):
+        raise DeclarationError(f'{where}: {hint!r} is not a type: write one, as in {{"{name}": str}}')
+    codec = codec_for(hint)
+    if refusal := codec.refusal():
+        raise DeclarationError(f"{where}: {refusal}")
+    return name, codec
 
 
 def _checked_policy(policy: Any) -> Any:

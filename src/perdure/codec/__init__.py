@@ -15,7 +15,8 @@ from perdure.codec.arguments import ArgumentsCodec, arguments_codec_for
 from perdure.codec.digests import digest
 from perdure.codec.exceptions import dump_exception, load_exception, told_exception
 from perdure.codec.packing import Memo, Packed, pack, unpack
-from perdure.codec.values import ValueCodec, codec_for, describe
+from perdure.codec.resolving import is_no_type
+from perdure.codec.values import ValueCodec, about_result, codec_for, describe
 from perdure.codec.views import Every, begins_at, without
 
 __all__ = [
@@ -24,12 +25,14 @@ __all__ = [
     "Memo",
     "Packed",
     "ValueCodec",
+    "about_result",
     "arguments_codec_for",
     "begins_at",
     "codec_for",
     "describe",
     "digest",
     "dump_exception",
+    "is_no_type",
     "load_exception",
     "pack",
     "told_exception",

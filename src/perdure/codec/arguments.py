@@ -19,7 +19,7 @@ from perdure.codec import hiding
 from perdure.codec.canonical import SAFE_INTEGER_MAX, canonical_bytes, encode_sorted, parse
 from perdure.codec.hints import shape_of
 from perdure.codec.plain import INT, NONE, escaped, unescaped
-from perdure.codec.resolving import Unresolved, annotated_part, resolved_hints
+from perdure.codec.resolving import Unresolved, annotated_part, is_no_type, resolved_hints, words_of
 from perdure.codec.shape import Shape, Unfit, key_step, not_wire, too_deep, type_of
 from perdure.codec.unions import union_shape
 from perdure.codec.values import ValueCodec, codec_for, is_tagged, without_secrets
@@ -291,6 +291,8 @@ def arguments_codec_for(fn: Callable[..., Any]) -> ArgumentsCodec:
     result = hints.get("return", Any)
     if isinstance(result, Unresolved):
         raise DeclarationError(_unresolvable(f"the return annotation of {name}()", result))
+    if is_no_type(result):
+        raise DeclarationError(f"the return annotation of {name}() is {words_of(result)}{_NO_TYPE}")
     return ArgumentsCodec(name, parameters, shapes, codec_for(result))
 
 
@@ -302,10 +304,16 @@ def _own(shape: Shape) -> type:
 def _parameter_shape(function: str, parameter: Parameter, hint: Any) -> Shape:
     if isinstance(hint, Unresolved):
         raise DeclarationError(_unresolvable(f"parameter {parameter.name!r} of {function}()", hint))
+    if is_no_type(hint):
+        where = f"parameter {parameter.name!r} of {function}()"
+        raise DeclarationError(f"{where} is annotated with {words_of(hint)}{_NO_TYPE}")
     shape = shape_of(hint)
     if parameter.default is None and "null" not in shape.kinds:  # `x: int = None`
         return union_shape([shape, NONE])
     return shape
+
+
+_NO_TYPE = ", which is not a type: write one, such as list[int]"
 
 
 def _unresolvable(where: str, hint: Unresolved) -> str:

@@ -125,6 +125,8 @@ class _Compiler:
             return _unresolvable(hint.hint, hint.reason)
         if isinstance(hint, typing.ForwardRef | str):
             return _unresolvable(hint if isinstance(hint, str) else hint.__forward_arg__, "nothing says where to look")
+        if resolving.is_no_type(hint):
+            return refusing_shape(words_of(hint), f"a value declared as {words_of(hint)}, which is not a type", "")
         if origin in _WRAPPERS:
             return self.shape(args[0])
         if type_of(hint) is dataclasses.InitVar:

@@ -67,6 +67,14 @@ def _evaluated(hint: Any, names: Mapping[str, Any], inner: dict[str, Any]) -> An
         return Unresolved(hint if isinstance(hint, str) else repr(hint), str(no))
 
 
+def is_no_type(hint: Any) -> bool:
+    """Whether a value was written where a type is wanted: `5`, or `[int]` for `list[int]`."""
+    return isinstance(hint, _VALUES)
+
+
+_VALUES = (int, float, complex, bytes, list, tuple, set, frozenset, dict)
+
+
 def annotated_part(fn: Any) -> Any:
     """What carries the annotations of something that can be called."""
     while isinstance(fn, functools.partial):

@@ -158,7 +158,7 @@ def _advice(found: type, words: str) -> str:
     if hasattr(found, "__await__"):
         return "It was not awaited: put `await` before the call that made it"
     if words == PLAIN_WORDS:
-        return "Annotate the parameter, field or return value that holds it with its type"
+        return UNDECLARED
     if found in PLAIN_TYPES:
         return "Change the value or the annotation"
     return f"It would not come back as {found.__qualname__}: declare that type, or convert it first"
@@ -170,6 +170,7 @@ def full_name(cls: type) -> str:
 
 
 PLAIN_WORDS = "plain JSON"
+UNDECLARED = "Annotate the parameter, field or return value that holds it with its type"
 SECRET_ADVICE = "Secrets are never recorded: pass its name, and fetch it with perdure.secret() in the step"  # noqa: S105
 
 

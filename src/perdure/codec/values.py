@@ -15,7 +15,7 @@ from perdure.codec import hiding
 from perdure.codec.canonical import canonical_bytes, parse
 from perdure.codec.hints import shape_of
 from perdure.codec.resolving import words_of
-from perdure.codec.shape import Shape, Unfit, too_deep
+from perdure.codec.shape import UNDECLARED, Shape, Unfit, too_deep
 from perdure.errors import DecodeError, EncodeError
 
 TAG = b'{"$'
@@ -40,6 +40,16 @@ class ValueCodec:
         self._to_wire, self._from_wire = shape.to_wire, shape.from_wire
         native = None if shape.native is None else msgspec.json.Decoder(shape.native).decode
         self.native: Callable[[bytes], Any] | None = native
+
+    def refusal(self) -> str:
+        """Why no value at all can be recorded under the hint; empty if some can."""
+        if self.shape.kinds:
+            return ""
+        try:
+            self._to_wire(None, 0)
+        except Unfit as no:
+            return f"{no.what}. {no.hint}" if no.hint else no.what
+        return ""
 
     def dumps(self, value: Any, at: str = "$") -> bytes:
         """The canonical JSON of a value.
@@ -96,6 +106,14 @@ def codec_for(hint: Any) -> ValueCodec:
     if codec is None:
         codec = _codecs[id(shape)] = ValueCodec(hint, shape)
     return codec
+
+
+def about_result(error: EncodeError, function: str) -> EncodeError:
+    """The error, which says that it is about what a function returned. Where nothing declares what that is, the return
+    type is what is missing."""
+    is_undeclared = error.path == "$" and error.hint == UNDECLARED
+    hint = f"Annotate the return type of {function}()" if is_undeclared else error.hint
+    return EncodeError(error.path, error.what, hint, f"the result of {function}()")
 
 
 _codecs: dict[int, ValueCodec] = {}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from perdure.codec import dump_exception
+from perdure.codec import about_result, dump_exception
 from perdure.errors import EncodeError, PerdureError, UsageError
 from perdure.specs import WorkflowSpec
 
@@ -107,7 +107,7 @@ def _completed(spec: WorkflowSpec, result: Any) -> Ending:
     try:
         return Completed(spec.result.dumps(result))
     except EncodeError as error:
-        return Failed(dump_exception(error.about(f"the result of {spec.name}()"), ()))
+        return Failed(dump_exception(about_result(error, spec.name), ()))
 
 
 def _next_chapter(spec: WorkflowSpec, error: ContinueAsNew) -> Ending:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import msgspec
 
 from perdure.clock import MICROSECONDS, Alarm, Clock, when
-from perdure.codec import codec_for, dump_exception, pack
+from perdure.codec import about_result, codec_for, dump_exception, pack
 from perdure.codec.exceptions import message_of
 from perdure.engine.calls import NO_ATTEMPTS, Attempts, StepAsk
 from perdure.errors import EncodeError, PremiseUnreadableError, StepTimeoutError, UsageError
@@ -378,7 +378,7 @@ class Performer:
         try:
             raw = ask.spec.result.dumps(value)
         except EncodeError as error:
-            self.give_up(flight, error.about(f"the result of {ask.spec.name}()"))
+            self.give_up(flight, about_result(error, ask.spec.name))
             return
         except Exception as error:  # what the value's own methods raise
             error.add_note(f"raised while what {ask.spec.name}() returned was recorded")

@@ -15,9 +15,10 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from perdure.codec import dump_exception, pack
+from perdure.codec import about_result, dump_exception, pack
 from perdure.engine.calls import EffectAsk, Key, SectionAsk, section_of
 from perdure.engine.chapters import ContinueAsNew
+from perdure.errors import EncodeError
 from perdure.history import events as e
 from perdure.runtime import inherit
 from perdure.runtime.attempt import JOURNAL
@@ -75,7 +76,7 @@ class Sections:
     async def _run_async(self, journal: Journal) -> None:
         ask = journal.ask
         try:
-            outcome = Outcome(ask.result.dumps(await ask.function(*ask.args, **ask.kwargs)))
+            outcome = _returned(ask, await ask.function(*ask.args, **ask.kwargs))
         except Unwound as error:
             if journal.cancelled is None:
                 return
@@ -98,7 +99,7 @@ class Sections:
         ask = journal.ask
         journal.thread = threading.get_ident()
         try:
-            outcome = Outcome(ask.result.dumps(ask.function(*ask.args, **ask.kwargs)))
+            outcome = _returned(ask, ask.function(*ask.args, **ask.kwargs))
         except Unwound as error:
             if journal.cancelled is None:
                 return
@@ -343,6 +344,13 @@ class Sections:
     def is_busy(self, live: LiveRun) -> bool:
         """Whether some section of the run is doing more than wait."""
         return live.has_sections and any(not journal.is_idle for journal in self._of(live))
+
+
+def _returned(ask: SectionAsk, value: Any) -> Outcome:
+    try:
+        return Outcome(ask.result.dumps(value))
+    except EncodeError as error:
+        raise about_result(error, ask.name) from None
 
 
 def _raised(journal: Journal, error: BaseException) -> Outcome:

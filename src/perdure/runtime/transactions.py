@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure.clock import MICROSECONDS
-from perdure.codec import Memo, dump_exception, pack
+from perdure.codec import Memo, about_result, dump_exception, pack
 from perdure.errors import EncodeError, StepTimeoutError, StoreError
 from perdure.history import events as e
 from perdure.http.classify import classify
@@ -200,7 +200,7 @@ class _Body:
         try:
             raw = flight.spec.result.dumps(value)
         except EncodeError as error:
-            raise error.about(f"the result of {ask.name}()") from None
+            raise about_result(error, ask.name) from None
         packed_in, output = pack(ask.input, Memo()), pack(raw, Memo())
         reference = running.operation.reference
         entry = flight.entry.moved(Happening.RETURNED, now=self._now)._replace(external_ref=reference)
