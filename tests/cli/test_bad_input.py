@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import shlex
+import shutil
 import sqlite3
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -301,3 +304,44 @@ def test_a_read_only_folder(terminal: Terminal, tmp_path: Path) -> None:
     result = terminal.here("start", "app.py:echo", "--store", "/proc/perdure.db")
     assert result.exit_code == ExitCode.STORE
     assert "/proc/perdure.db" in one_line(result)
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Iterator[Path]:
+    """The folder `kept` once more, under another name, under which nothing in it can be written."""
+    kept, shown = tmp_path / "kept", tmp_path / "shown"
+    kept.mkdir()
+    shown.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, "--bind", kept, shown], check=False).returncode:
+        pytest.skip("cannot mount a folder here")
+    try:
+        subprocess.run([mount, "-o", "remount,ro,bind", shown], check=True)
+        yield shown
+    finally:
+        subprocess.run(["umount", shown], check=True)
+
+
+LOOKS = [
+    "runs list", "runs show r", "inbox list", "store verify", "store stats", "store effects", "store waits",
+    "store cost", "store backup copy.db", "code check app.py",
+]  # fmt: skip
+WRITES = [
+    "runs send r word 1", "runs cancel r", "inbox unblock r --retry", "run app.py:greet", "store prune --older-than 0",
+]  # fmt: skip
+
+
+def test_a_store_that_cannot_be_written_is_shown_and_left_as_it_is(terminal: Terminal, shown: Path) -> None:
+    kept = ("--store", "kept/perdure.db")
+    assert terminal.here("run", "app.py:names", "--id", "r", *kept).exit_code == ExitCode.BLOCKED
+    before = {file.name: file.stat().st_mtime_ns for file in Path("kept").iterdir()}
+    for command in LOOKS:
+        looked = terminal.here(*command.split(), "--store", "shown/perdure.db")
+        assert looked.exit_code == terminal.here(*command.replace("copy", "another").split(), *kept).exit_code, command
+        assert looked.exit_code != ExitCode.STORE, command
+    for command in WRITES:
+        refused = terminal.here(*command.split(), "--store", "shown/perdure.db")
+        assert refused.exit_code == ExitCode.STORE, command
+        assert "perdure.db" in one_line(refused)
+    assert terminal.here("store", "verify", *kept).exit_code == ExitCode.OK
+    assert {name: Path("kept", name).stat().st_mtime_ns for name in before} == before

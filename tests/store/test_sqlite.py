@@ -446,7 +446,7 @@ def test_a_disk_that_turns_read_only_is_named_and_the_store_goes_on_afterwards(s
 def test_a_read_only_disk_is_named_at_opening(small_disk: Path) -> None:
     SqliteStore(str(small_disk / "perdure.db")).close()
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    with pytest.raises(StoreReadOnlyError, match=r"check the folder's permissions"):
+    with pytest.raises(StoreReadOnlyError, match=r"perdure\.db: cannot be written, by its permissions or its disk's"):
         SqliteStore(str(small_disk / "perdure.db"))
 
 

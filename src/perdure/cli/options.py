@@ -12,6 +12,7 @@ import typer
 
 from perdure.api.settings import store_url
 from perdure.cli.exits import CommandError, ExitCode
+from perdure.errors import StoreReadOnlyError
 from perdure.specs import SECONDS_MAX
 from perdure.store import Store, open_store
 
@@ -87,18 +88,23 @@ def existing_store(url: str | None) -> Generator[Store, None, None]:
             f"there is no store at {path}: name one with --store or PERDURE_STORE, or start a run, which creates it",
             ExitCode.STORE,
         )
-    with any_store(url) as store:
+    with contextlib.closing(_opened(url)) as store:
         yield store
+
+
+def _opened(url: str) -> Store:
+    """What cannot be written can be looked at all the same; who writes there is told by the store."""
+    try:
+        return open_store(url)
+    except StoreReadOnlyError:
+        return open_store(url, read_only=True)
 
 
 @contextlib.contextmanager
 def any_store(url: str | None) -> Generator[Store, None, None]:
     """The store that is meant, open, and new if there is none."""
-    store = open_store(url or store_url())
-    try:
+    with contextlib.closing(open_store(url or store_url())) as store:
         yield store
-    finally:
-        store.close()
 
 
 def tags_from(given: Sequence[str] | None) -> dict[str, str]:

@@ -14,10 +14,13 @@ __all__ = ["Store", "open_store"]
 BUSY_SECONDS = 10.0
 
 
-def open_store(url: str, *, clock: Clock | None = None, busy_seconds: float = BUSY_SECONDS) -> Store:
+def open_store(
+    url: str, *, clock: Clock | None = None, busy_seconds: float = BUSY_SECONDS, read_only: bool = False
+) -> Store:
     """Open the store at `url`: a path, `sqlite:///path`, or `:memory:`.
 
-    `busy_seconds` is how long a write waits for other writers before it gives up with StoreBusyError.
+    `busy_seconds` is how long a write waits for other writers before it gives up with StoreBusyError. `read_only`: for
+    a file, or a disk, that cannot be written; whoever writes gets StoreReadOnlyError.
 
     >>> store = open_store(":memory:")
     >>> store.url
@@ -31,7 +34,7 @@ def open_store(url: str, *, clock: Clock | None = None, busy_seconds: float = BU
         raise StoreUnsupportedError(_unsupported(url))
     from perdure.store.sqlite import SqliteStore
 
-    return SqliteStore(url.removeprefix("sqlite:///"), clock=clock, busy_seconds=busy_seconds)
+    return SqliteStore(url.removeprefix("sqlite:///"), clock=clock, busy_seconds=busy_seconds, read_only=read_only)
 
 
 def _unsupported(url: str) -> str:

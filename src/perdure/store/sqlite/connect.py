@@ -23,10 +23,11 @@ CHECKPOINT_PAGES = 1000
 STATEMENTS_CACHED = 256
 
 
-def connect(path: str, *, busy_seconds: float, is_reader: bool = False) -> sqlite3.Connection:
+def connect(path: str, *, busy_seconds: float, is_reader: bool = False, is_uri: bool = False) -> sqlite3.Connection:
     """A connection in autocommit mode that any thread may use, one at a time."""
     connection = sqlite3.connect(
         path,
+        uri=is_uri,
         timeout=busy_seconds,
         isolation_level=None,
         check_same_thread=False,
@@ -49,6 +50,11 @@ def configure(connection: sqlite3.Connection, *, busy_seconds: float, is_reader:
     connection.execute(f"PRAGMA wal_autocheckpoint = {0 if is_reader else CHECKPOINT_PAGES}")
     if is_reader:
         connection.execute("PRAGMA query_only = ON")
+
+
+def quoted(path: str) -> str:
+    """A path as it stands in SQLite's addresses."""
+    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
 
 
 HARMLESS = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CONSTRAINT})

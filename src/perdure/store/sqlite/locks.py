@@ -141,7 +141,7 @@ class Liveness:
         if worker in self._held:
             return False
         try:
-            fd = os.open(self._file(worker), os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(self._file(worker), os.O_RDONLY | os.O_CLOEXEC)  # who only looks need not be able to write
         except FileNotFoundError:
             return False
         except OSError as error:

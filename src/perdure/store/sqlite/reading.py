@@ -71,10 +71,13 @@ class Readers:
         if idle is not None:
             return idle
         try:
-            return connect(self.path, busy_seconds=self._busy_seconds, is_reader=True)
+            return self._connect()
         except BaseException:
             self._count_back()
             raise
+
+    def _connect(self) -> sqlite3.Connection:
+        return connect(self.path, busy_seconds=self._busy_seconds, is_reader=True)
 
     def _give_back(self, connection: sqlite3.Connection, *, is_good: bool = True) -> None:
         """One in the middle of something is closed, which ends it."""

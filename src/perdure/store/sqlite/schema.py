@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sqlite3
 
-from perdure.errors import StoreError, StoreFormatError, StoreUnsupportedError
+from perdure.errors import StoreError, StoreFormatError, StoreReadOnlyError, StoreUnsupportedError
 from perdure.store.sql import load_migrations
-from perdure.store.sqlite.connect import translated
+from perdure.store.sqlite.connect import quoted, translated
 
 APPLICATION_ID = 0x70657264
 """The letters `perd`, in the file's header."""
@@ -22,14 +22,22 @@ def check_place(path: str) -> None:
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
         raise StoreError(f"{path}: there is no folder {folder}; create it, or name another path")
-    if os.path.exists(path) and not os.path.exists(f"{path}-turn"):  # whoever opened it as a store left that
+    if not os.path.exists(path):
+        return
+    if not os.path.exists(f"{path}-turn"):  # whoever opened it as a store left that
         _check_file(path)
+    if not os.access(path, os.W_OK):
+        raise StoreReadOnlyError(
+            f"{path}: cannot be written, by its permissions or its disk's; commands that only look read it all the "
+            "same, and so does open_store(path, read_only=True)"
+        )
 
 
 def _check_file(path: str) -> None:
-    quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    """SQLite would make a log beside a file that has none, also for who only reads."""
+    way = "mode=ro" if os.path.exists(f"{path}-wal") else "immutable=1"
     try:
-        connection = sqlite3.connect(f"file:{quoted}?mode=ro", uri=True)
+        connection = sqlite3.connect(f"file:{quoted(path)}?{way}", uri=True)
         try:
             _version(connection, path)
         finally:
@@ -45,18 +53,38 @@ def prepare(connection: sqlite3.Connection, path: str) -> None:
     """
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         raise StoreUnsupportedError(f"SQLite {sqlite3.sqlite_version} is too old; perdure needs 3.37 or newer")
-    migrations = load_migrations(os.path.join(os.path.dirname(__file__), "migrations"))
+    migrations = _migrations()
     version = _version(connection, path)
     if version > len(migrations):
-        raise StoreFormatError(
-            f"{path}: schema version {version} was written by a newer perdure, this one knows {len(migrations)}; "
-            "upgrade perdure, or name another file"
-        )
+        raise _newer(path, version, len(migrations))
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise StoreUnsupportedError(f"{path}: SQLite cannot keep a log here ({mode}); keep the store on a local disk")
     for number, script in enumerate(migrations[version:], version + 1):
         _migrate(connection, number, script)
+
+
+def check_version(connection: sqlite3.Connection, path: str) -> None:
+    """StoreFormatError for what is not a store of this version: what is only read cannot be brought to it."""
+    version, known = _version(connection, path), len(_migrations())
+    if version > known:
+        raise _newer(path, version, known)
+    if version < known:
+        raise StoreFormatError(
+            f"{path}: schema version {version} is older than {known}, and cannot be brought to that where it is only "
+            "read; open it, or a copy of it, where it can be written"
+        )
+
+
+def _migrations() -> list[str]:
+    return load_migrations(os.path.join(os.path.dirname(__file__), "migrations"))
+
+
+def _newer(path: str, version: int, known: int) -> StoreFormatError:
+    return StoreFormatError(
+        f"{path}: schema version {version} was written by a newer perdure, this one knows {known}; "
+        "upgrade perdure, or name another file"
+    )
 
 
 def _version(connection: sqlite3.Connection, path: str) -> int:

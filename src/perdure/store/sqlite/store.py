@@ -40,9 +40,10 @@ from perdure.store.protocol import (
 from perdure.store.sqlite import care, forks, guests, outbox, workers
 from perdure.store.sqlite.commit import QUERIES, Commit, append_alone
 from perdure.store.sqlite.locks import Liveness, check_disk, check_locks_hold
+from perdure.store.sqlite.read_only import LookingReaders, NoWriter, check_readable
 from perdure.store.sqlite.reading import Readers
 from perdure.store.sqlite.rows import shared_account
-from perdure.store.sqlite.schema import check_place, prepare
+from perdure.store.sqlite.schema import check_place, check_version, prepare
 from perdure.store.sqlite.turns import Turns
 from perdure.store.sqlite.workers import Known
 from perdure.store.sqlite.writer import Writer
@@ -54,21 +55,26 @@ PRUNE_PAUSE_SECONDS = 0.001
 class SqliteStore:
     """The protocol in a SQLite file, shared by the processes of one machine."""
 
-    def __init__(self, path: str, *, clock: Clock | None = None, busy_seconds: float = 10.0) -> None:
+    def __init__(
+        self, path: str, *, clock: Clock | None = None, busy_seconds: float = 10.0, read_only: bool = False
+    ) -> None:
         self._path = os.path.realpath(path)
         self._clock = clock or SystemClock()
         self._pid = os.getpid()
         self._is_closed = False
         with forks.opening(self):
-            self._open(busy_seconds)
+            if read_only:
+                self._open_for_reading(busy_seconds)
+            else:
+                self._open(busy_seconds)
 
     def _open(self, busy_seconds: float) -> None:
         check_disk(self._path)
         check_place(self._path)
         check_locks_hold(f"{self._path}-turn")
-        self._readers = Readers(self._path, busy_seconds=busy_seconds)
+        self._readers: Readers = Readers(self._path, busy_seconds=busy_seconds)
         self._liveness = Liveness(f"{self._path}-workers")
-        self._writer = Writer(self._path, Turns(self._path), busy_seconds=busy_seconds)
+        self._writer: Writer = Writer(self._path, Turns(self._path), busy_seconds=busy_seconds)
         try:
             with self._writer.turn() as connection:
                 prepare(connection, self._path)
@@ -76,6 +82,15 @@ class SqliteStore:
         except BaseException:
             self._writer.close()
             raise
+
+    def _open_for_reading(self, busy_seconds: float) -> None:
+        check_disk(self._path)
+        check_readable(self._path)
+        self._readers = LookingReaders(self._path, busy_seconds=busy_seconds)
+        self._liveness = Liveness(f"{self._path}-workers")
+        self._writer = NoWriter(self._path)
+        with self._readers.connection() as connection:
+            check_version(connection, self._path)
 
     @property
     def path(self) -> str:
