@@ -16,7 +16,7 @@ import uvloop
 from tests.runtime.hosting import eventually, host_of, is_in_memory, on_one_store, run_async
 
 import perdure
-from perdure import Retry, Run, Runtime, Status, UsageError, Worker, step, workflow
+from perdure import Client, Retry, Run, Runtime, Status, UsageError, Worker, step, workflow
 from perdure.runtime.beginnings import new_run
 from perdure.store.memory import MemoryStore
 from perdure.testing.clock import FakeClock
@@ -148,6 +148,13 @@ def test_a_runtime_that_is_open_cannot_be_opened_once_more() -> None:
             assert await (await runtime.start(adds.call(1))).result(timeout=10) == 2
 
     run_async(main())
+
+
+@pytest.mark.parametrize("kind", [Runtime, Client])
+def test_a_loop_that_is_not_asyncios_is_refused(kind: type[Client]) -> None:
+    """Such as trio's: pytest with anyio runs tests on both."""
+    with pytest.raises(UsageError, match=f"a {kind.__name__} is opened on asyncio's loop, and here runs another one"):
+        kind(":memory:").__aenter__().send(None)
 
 
 def test_leaving_a_runtime_leaves_asyncio_as_it_was() -> None:

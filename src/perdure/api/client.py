@@ -100,10 +100,13 @@ class Client:
         self._endings_open: Endings | None = None
 
     async def __aenter__(self) -> Self:
+        name = type(self).__name__
         if self._open is not None and not self._loop.is_closed():
-            name = type(self).__name__
             raise UsageError(f"this {name} is open already: share it, or make another {name} for the other place")
-        self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
+        try:
+            self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
+        except RuntimeError:
+            raise UsageError(f"a {name} is opened on asyncio's loop, and here runs another one, or none") from None
         self._open = self._opened()
         self._endings_open = self._make_endings(self._open)
         return self
