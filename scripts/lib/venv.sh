@@ -33,7 +33,7 @@ use_venv() {
     shift
     stamp="$folder/.installed-$what-$(digest "${files[@]}")"
     [ -e "$stamp" ] && return
-    if ! "$folder/bin/python" -c '' 2>/dev/null; then
+    if ! "$folder/bin/python" -c 'import pip' 2>/dev/null; then
         rm -rf "$folder"
         "$python" -m venv "$folder" || {
             echo "could not make a virtual environment with $python (on Debian: apt install python3-venv)" >&2
