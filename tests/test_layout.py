@@ -261,7 +261,7 @@ def test_nothing_that_is_shipped_imports_the_test_instruments() -> None:
 
 
 def test_the_drill_is_imported_when_it_is_called() -> None:
-    code = "import sys, perdure.cli.app; print(*(name for name in sys.modules if name.startswith('perdure.testing')))"
+    code = "import sys, perdure.cli.code; print(*(name for name in sys.modules if name.startswith('perdure.testing')))"
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert not done.stdout.split()

@@ -14,6 +14,7 @@ import textwrap
 import time
 from pathlib import Path
 
+import pytest
 from tests.cli.terminal import APP, PERDURE, SECONDS_MAX, Terminal, environment, until
 
 # ── run and worker ──────────────────────────────────────────────────────────────────────────
@@ -369,3 +370,21 @@ def test_without_typer_or_rich_it_says_what_to_install() -> None:
 def test_to_import_it_costs_nothing() -> None:
     done = python("import sys, perdure.cli; print({'typer', 'rich'} & set(sys.modules))")
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "loaded"),
+    [("--version", []), ("rnus", []), ("runs list", ["inbox", "runs"]), ("store --help", ["inbox", "store"])],
+)
+def test_a_command_is_loaded_when_it_is_asked_for(typed: str, loaded: list[str]) -> None:
+    done = python(
+        f"""
+import atexit, sys
+from perdure.cli import main
+sys.argv = {["perdure", *typed.split()]}
+groups = ("code", "inbox", "run", "runs", "store", "worker")
+atexit.register(lambda: print(*[group for group in groups if f"perdure.cli.{{group}}" in sys.modules]))
+main()
+"""
+    )
+    assert done.stdout.splitlines()[-1].split() == loaded

@@ -1,6 +1,6 @@
 """The command line: `perdure`. One module per group of commands; `app` joins them.
 
-app        all commands, joined                exits      exit codes, and errors in one line
+app        all commands, by their places      exits      exit codes, and errors in one line
 run        run, start                          options    what many commands have
 worker     worker                              target     app.py:workflow → a workflow
 runs       runs list|show|wait|send|...        arguments  words → arguments, by the type hints

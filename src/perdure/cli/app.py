@@ -1,24 +1,75 @@
-"""All commands, joined: `perdure --help` is the map."""
+"""All commands, by their places: `perdure --help` is the map.
+
+A command's module is loaded when the command is asked for: to load all of them takes longer than most commands do.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.main
 
 from perdure import __version__, hide_secrets
-from perdure.cli import code, inbox, runs, store
 from perdure.cli.exits import MEANINGS, Commands, ExitCode
-from perdure.cli.run import run, start
-from perdure.cli.worker import worker
+
+PLACES: Mapping[str, str] = {
+    "run": "perdure.cli.run:run",
+    "start": "perdure.cli.run:start",
+    "worker": "perdure.cli.worker:worker",
+    "demo": "perdure.cli.app:demo",
+    "runs": "perdure.cli.runs:app",
+    "inbox": "perdure.cli.inbox:app",
+    "code": "perdure.cli.code:app",
+    "store": "perdure.cli.store:app",
+}
+"""Where each command stands, or group of commands."""
 
 EPILOG = "\b\nExit codes:\n" + "\n".join(f"{which.value:>5}  {meaning}" for which, meaning in MEANINGS.items())
 
+
+class CommandsByPlace(Mapping[str, Any]):
+    """What stands in `PLACES`, by its name, each made for typer when it is looked up."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _command(name, PLACES[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(PLACES)
+
+    def __len__(self) -> int:
+        return len(PLACES)
+
+
+@functools.cache
+def _command(name: str, place: str) -> Any:
+    module, _, attribute = place.partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    alone = typer.Typer(add_completion=False)
+    if not isinstance(found, typer.Typer):
+        alone.command(name)(found)
+        return typer.main.get_command(alone)
+    alone.add_typer(found, name=name)
+    group: Any = typer.main.get_command(alone)
+    return group.commands[name]
+
+
+class AllCommands(Commands):
+    """Those of `PLACES`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands: Any = CommandsByPlace()
+
+
 app = typer.Typer(
     name="perdure",
-    cls=Commands,
+    cls=AllCommands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -63,10 +114,3 @@ def demo(
 
     return ExitCode(happen(directory))
 
-
-for command in (run, start, worker, demo):
-    app.command()(command)
-app.add_typer(runs.app, name="runs")
-app.add_typer(inbox.app, name="inbox")
-app.add_typer(code.app, name="code")
-app.add_typer(store.app, name="store")
