@@ -16,7 +16,7 @@ from uuid import UUID
 import pytest
 
 from perdure import workflow
-from perdure.cli.arguments import call_of, parsed, plain_value
+from perdure.cli.arguments import call_of, fitting_value, parsed, plain_value
 from perdure.cli.exits import CommandError
 from perdure.codec import codec_for
 
@@ -98,7 +98,9 @@ REFUSED: list[tuple[Any, str, str]] = [
     (Order, '{"id": "o1", "lines": [{"item": 1}]}', "it.lines[0].item: 1 was given where str"),
     (Order, "{}", "it"),
     (Colour, "blue", "blue"),
-    (Any, "[1, 2", "it: [1, 2 is no JSON"),
+    (Any, "[1, 2", "it: [1, 2 is no JSON (Input data was truncated (byte 5))"),
+    (Any, '{"a" 1}', "(byte 5))"),
+    (int, "", "it: an empty text is no JSON"),
     (Any, '"hello', 'it: "hello is no JSON'),
 ]
 
@@ -120,6 +122,19 @@ def test_from_a_file_and_from_stdin(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(CommandError, match="a text that begins with @ is written as JSON"):
         plain_value(f"@{file}", at="it")
     assert plain_value('"@home"', at="it") == "@home"
+
+
+def test_what_does_not_fit_is_said_to_come_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("order.json").write_text('{"id":\n', encoding="utf-8")
+    with pytest.raises(CommandError, match=r'^it \(@order\.json\): \{"id":\n is no JSON \(.*\(byte 7\)\)'):
+        parsed("@order.json", codec_for(Order), at="it")
+    Path("order.json").write_text('{"id": 3}', encoding="utf-8")
+    with pytest.raises(CommandError, match=r"^it \(@order\.json\)\.id: 3 was given where str is declared"):
+        parsed("@order.json", codec_for(Order), at="it")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("[1"))
+    with pytest.raises(CommandError, match=r"^it \(stdin\): \[1 is no JSON"):
+        fitting_value("-", None, at="it")
 
 
 # ── calls ───────────────────────────────────────────────────────────────────────────────────

@@ -325,6 +325,26 @@ def test_what_the_terminal_cannot_show_is_shown_in_ascii(terminal: Terminal) -> 
     assert (done.returncode, done.stdout) == (0, "hello Zoë \\u2013 \\u65e5\\u672c\n".encode("latin-1")), done.stderr
 
 
+@pytest.mark.parametrize("typed", ["", "--help", "runs", "store verify --help"])
+def test_who_reads_only_the_beginning_of_a_page_of_help_is_no_error(typed: str) -> None:
+    command = f"{shlex.join(PERDURE)} {typed} | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], env=environment(), capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "code"),
+    [("runs list >&-", 0), ("runs show g --json >&-", 0), ("store verify >&- 2>&-", 0), ("runs send g hi - <&-", 6)],
+)
+def test_streams_that_are_closed_are_no_error(terminal: Terminal, typed: str, code: int) -> None:
+    terminal.here("run", "app.py:greet", "--id", "g")
+    done = subprocess.run(
+        ["bash", "-c", f"{shlex.join(PERDURE)} {typed}"],
+        cwd=terminal.folder, env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+
+
 def on_a_terminal(terminal: Terminal, *args: str, until_it_says: bytes) -> bytes:
     """What a person sees of the command until it says that; then it is stopped by Ctrl-C."""
     main, other = pty.openpty()
@@ -346,6 +366,22 @@ def on_a_terminal(terminal: Terminal, *args: str, until_it_says: bytes) -> bytes
 
 def test_on_a_terminal_a_long_wait_says_for_what(terminal: Terminal) -> None:
     on_a_terminal(terminal, "run", "app.py:echo", until_it_says=b"waits for message 'text' in 0/receive:text")
+
+
+def test_on_a_terminal_a_wait_is_said_once(terminal: Terminal) -> None:
+    (terminal.folder / "naps.py").write_text(
+        "import perdure\n@perdure.workflow\nasync def nap() -> str:\n    await perdure.sleep(3.6)\n    return 'awake'\n"
+    )
+    seen = on_a_terminal(terminal, "run", "naps.py:nap", until_it_says=b"awake")
+    assert seen.count(b"waits for a timer") == 1, seen
+
+
+def test_on_a_terminal_that_is_narrow_nothing_of_an_id_is_cut_off(terminal: Terminal) -> None:
+    long = "claim-" + "7" * 60
+    terminal.here("start", "app.py:greet", "--id", long, "--tag", "team=north")
+    seen = on_a_terminal(terminal, "runs", "list", until_it_says=b"team=north")
+    assert long.encode() in seen
+    assert b"queued" in seen
 
 
 def test_on_a_terminal_tables_are_for_people(terminal: Terminal) -> None:

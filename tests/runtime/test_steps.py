@@ -440,7 +440,7 @@ def test_silence_longer_than_heartbeat_timeout_ends_an_attempt() -> None:
                 await asyncio.sleep(0)
                 beating.set()
             clock.advance(11)
-            assert "silent for longer than heartbeat_timeout=10 s" in await run.result(timeout=10)
+            assert "0/falls_silent#1 was silent for longer than heartbeat_timeout=10 s" in await run.result(timeout=10)
 
     run_async(main())
 

@@ -98,7 +98,7 @@ def message_value(text: str, spec: WorkflowSpec | None, name: str, *, at: str) -
 
 def fitting_value(text: str, codec: ValueCodec | None, *, at: str) -> Any:
     """A value as plain JSON, which fits if it is known what has to."""
-    text = _read(text, at)
+    text, at = _read(text, at), _where(text, at)
     plain = _parsed(text, _PLAIN, at)
     if codec is not None:
         _parsed(text, codec, at)
@@ -111,7 +111,7 @@ def fitting_value(text: str, codec: ValueCodec | None, *, at: str) -> Any:
 
 def parsed(text: str, codec: ValueCodec, *, at: str) -> Any:
     """A value from the command line. `at` is what messages call it."""
-    return _parsed(_read(text, at), codec, at)
+    return _parsed(_read(text, at), codec, _where(text, at))
 
 
 def _parsed(text: str, codec: ValueCodec, at: str) -> Any:
@@ -139,6 +139,11 @@ def _read(text: str, at: str) -> str:
         ) from error
 
 
+def _where(given: str, at: str) -> str:
+    """What messages call a value that was not typed."""
+    return f"{at} ({'stdin' if given == '-' else given})" if given == "-" or given.startswith("@") else at
+
+
 def _misfit(text: str, error: DecodeError, codec: ValueCodec, at: str) -> str:
     what = _json_error(text)
     if what:
@@ -151,5 +156,7 @@ def _json_error(text: str) -> str:
     try:
         msgspec.json.decode(text.encode())
     except msgspec.DecodeError as error:
-        return f"{text if len(text) <= 60 else text[:59] + '…'} is no JSON ({error})"
+        shown = text if len(text) <= 60 else text[:59] + "…"
+        place = "" if "(byte " in str(error) else f" (byte {len(text.encode())})"  # where it is cut off
+        return f"{shown or 'an empty text'} is no JSON ({error}{place})"
     return ""

@@ -154,7 +154,13 @@ class Commands(TyperGroup):
             shown.reconfigure(errors="backslashreplace")  # as stderr has it: a terminal may know fewer characters
         options["standalone_mode"] = False
         run = super().main
-        sys.exit(guarded(lambda: run(_texts(given), *more, **options), is_debugging=is_debugging))
+        try:
+            code = guarded(lambda: run(_texts(given), *more, **options), is_debugging=is_debugging)
+        except SystemExit as error:  # so rich says that nobody reads a page of help to its end
+            if not isinstance(error.__context__, BrokenPipeError):
+                raise
+            code = _ended_by_reader()
+        sys.exit(code)
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from perdure.api.run import Run
-from perdure.audit.waits import waits
+from perdure.audit.waits import Wait, waits
 from perdure.cli.exits import ExitCode, complain
 from perdure.cli.show import length, moment, print_json, safe
 from perdure.clock import when
@@ -100,23 +100,29 @@ def _progress(store: Store, run_id: str) -> Generator[None, None, None]:
 
 
 async def _tell_waits(store: Store, run_id: str) -> None:
-    told = ""
+    told: list[Wait] = []
     while True:
         await asyncio.sleep(LOOK_SECONDS)
         with contextlib.suppress(StoreError):
-            line = waits_line(store, run_id)
-            if line and line != told:
-                told = line
-                complain(f"run {run_id} waits for {line}")
+            found = _waits(store, run_id)
+            if found and found != told:
+                told = found
+                complain(f"run {run_id} waits for {_line(found)}")
 
 
 def waits_line(store: Store, run_id: str) -> str:
     """What the run waits for, in one line; "" if it is executed right now."""
+    return _line(_waits(store, run_id))
+
+
+def _waits(store: Store, run_id: str) -> list[Wait]:
     info = store.find(run_id)
-    if info is None:
-        return ""
+    return [] if info is None else waits(store, info)
+
+
+def _line(found: Sequence[Wait]) -> str:
     return "; ".join(
-        safe(f"{wait.what}{f' in {wait.call}' if wait.call else ''}{_until(wait.until)}") for wait in waits(store, info)
+        safe(f"{wait.what}{f' in {wait.call}' if wait.call else ''}{_until(wait.until)}") for wait in found
     )
 
 

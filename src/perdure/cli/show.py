@@ -18,6 +18,7 @@ PARAGRAPH_WIDTH_MAX = 100
 
 FOLDED = {"what", "what happened", "value", "tags", "count", "known", "question", "evidence"}
 """Columns that take several lines where a terminal is narrow."""
+FOLDED_WIDTH_MIN = 10
 
 
 def print_json(value: Any) -> None:
@@ -51,7 +52,18 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(column, no_wrap=column not in FOLDED, overflow="fold")
     for row in rows:
         table.add_row(*[Text(safe(cell)) for cell in row])
-    Console().print(table)
+    Console(width=max(Console().width, _width_min(columns, rows))).print(table)
+
+
+def _width_min(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """How wide a table has to be, so that nothing of it is cut off: ids are to be copied. What is wider than the
+    terminal, that breaks by itself."""
+    widths = [max(len(safe(row[number])) for row in [columns, *rows]) for number in range(len(columns))]
+    kept = [
+        min(width, FOLDED_WIDTH_MIN) if column in FOLDED else width
+        for column, width in zip(columns, widths, strict=True)
+    ]
+    return sum(kept) + 2 * (len(columns) - 1)
 
 
 def _print_plain(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

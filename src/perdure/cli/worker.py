@@ -53,8 +53,9 @@ def worker(
     """Execute the runs of all workflows in these modules: whatever is due now, and whatever comes.
 
     SIGTERM or Ctrl-C stops it within two seconds, or when the effects that were sent have answered, within --grace; a
-    second one at once. Runs that are not finished are named, and any worker goes on with them. So does every other
-    worker on the store when this one is killed. What `perdure code lint` finds in their source is said first.
+    second one at once. It ends with 0 then, or with 130 or 143 if something had to be cut off. Runs that are not
+    finished are named, and any worker goes on with them. So does every other worker on the store when this one is
+    killed. What `perdure code lint` finds in their source is said first.
     """
     workflows = workflows_at(targets)
     if not guard:  # checked mode does that itself

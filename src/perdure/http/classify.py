@@ -241,6 +241,7 @@ _GARBLED = Rule(Kind.RETRYABLE, Sent.UNKNOWN, "an answer that cannot be read")
 _SCHEMA = Rule(Kind.FINAL, Sent.UNKNOWN, "a value that does not fit its schema")
 _FILE = Rule(Kind.FINAL, Sent.UNKNOWN, "a file that is not there, or not ours")
 _STOP = Rule(Kind.FINAL, Sent.UNKNOWN, "the step asked its process to stop: that ends the step, not the worker")
+_CTRL_C = Rule(Kind.FINAL, Sent.UNKNOWN, "Ctrl-C, among the errors of a group; alone it ends the process")
 _MISUSE = Rule(Kind.FINAL, Sent.UNKNOWN, "a wrong use of perdure")
 UNKNOWN = Rule(Kind.RETRYABLE, Sent.UNKNOWN, "not known to any rule")
 
@@ -266,7 +267,7 @@ CLASSES: Mapping[type[BaseException], Rule] = {
     errors.UnknownNameError: _MISUSE,
     errors.RunConflictError: _MISUSE,
     errors.PerdureBug: _MISUSE,
-    KeyboardInterrupt: _STOP,
+    KeyboardInterrupt: _CTRL_C,
     SystemExit: _STOP,
     GeneratorExit: _STOP,
 }

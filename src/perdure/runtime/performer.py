@@ -521,12 +521,12 @@ class Performer:
         spec, number = flight.ask.spec, flight.number
         silent = flight.deadline < flight.started_at + round(spec.timeout_seconds * MICROSECONDS)
         what = (
-            f"silent for longer than heartbeat_timeout={spec.heartbeat_timeout_seconds:g} s"
+            f"was silent for longer than heartbeat_timeout={spec.heartbeat_timeout_seconds:g} s"
             if silent
-            else f"longer than timeout={spec.timeout_seconds:g} s"
+            else f"took longer than timeout={spec.timeout_seconds:g} s"
         )
         task = flight.task
-        self._failed(flight, number, StepTimeoutError(f"attempt {number} of {flight.ask.label} took {what}"))
+        self._failed(flight, number, StepTimeoutError(f"attempt {number} of {flight.ask.label} {what}"))
         is_heard = flight.handler is not None and not spec.is_async  # a thread cannot be stopped; its answer may count
         if task is not None and not is_heard:
             task.cancel()
