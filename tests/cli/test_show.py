@@ -6,6 +6,8 @@ import asyncio
 import json
 import re
 import signal
+import sqlite3
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -241,6 +243,15 @@ def test_the_inbox_says_what_each_choice_does(shop: Terminal) -> None:
     assert "diverged: deadlocked, since" in text
     assert text.endswith("\ndecide with: perdure inbox unblock RUN, and one of the choices\n")
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_what_no_choice_gets_on_offers_none(terminal: Terminal) -> None:
+    terminal.here("start", "app.py:greet", "--id", "g")
+    with closing(sqlite3.connect(terminal.folder / "perdure.db")) as store, store:
+        store.execute("UPDATE runs SET due_at = due_at - 120 * 1000000")
+    listed = terminal.here("inbox", "list").stdout
+    assert listed.startswith("g: no_worker_for_version, since")
+    assert "unblock" not in listed
 
 
 def test_why_a_run_is_blocked_stands_once_and_below_the_table(shop: Terminal) -> None:

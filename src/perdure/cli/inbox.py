@@ -52,7 +52,7 @@ def list_entries(store: StoreOption = None, json: JsonOption = False) -> ExitCod
         print_entries(entries)
         if any(entry.reason == "denied" for entry in entries):
             print("of what was denied say that you have seen it: perdure inbox acknowledge RUN --by NAME")
-        if any(entry.operation is None and entry.request is None and entry.reason != "denied" for entry in entries):
+        if any(_is_unblocked(entry) for entry in entries):
             print("decide with: perdure inbox unblock RUN, and one of the choices")
         if any(entry.operation is not None for entry in entries):
             print("of an effect say what became of it: perdure inbox settle RUN, and one of the choices")
@@ -61,6 +61,12 @@ def list_entries(store: StoreOption = None, json: JsonOption = False) -> ExitCod
         if not entries:
             print("nothing waits for a person", file=sys.stderr)
     return ExitCode.OK
+
+
+def _is_unblocked(entry: InboxEntry) -> bool:
+    """Whether `perdure inbox unblock` is what decides. For some there is nothing to decide: a worker has to come, or
+    to go."""
+    return bool(entry.choices) and entry.operation is None and entry.request is None and entry.reason != "denied"
 
 
 async def _entries(store: Store) -> list[InboxEntry]:
