@@ -11,7 +11,8 @@ from tests.runtime.hosting import PATIENCE_SECONDS, eventually, host_of, is_in_m
 
 import perdure
 from perdure import Client, Runtime, step, workflow
-from perdure.runtime import lease
+from perdure.api.inbox import InboxEntry
+from perdure.runtime import lease, silence
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Status
 
@@ -99,3 +100,42 @@ def test_a_turn_that_hangs_in_a_thread_of_its_own_is_parked() -> None:
             return summary.status, summary.reason
 
     assert run_async(main()) == ("blocked", "stuck_turn")
+
+
+@step(timeout=0.1)
+async def blocks_the_loop() -> None:
+    GATE.wait(PATIENCE_SECONDS)
+
+
+@workflow
+async def forgets_a_thread() -> None:
+    await blocks_the_loop()
+
+
+def test_a_step_that_blocks_the_loop_is_in_the_inbox_while_it_does(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own timeout cannot fire, and its worker lives: nobody takes the run over, so somebody has to hear of it."""
+    monkeypatch.setattr(silence, "GRACE_SECONDS", 0.1)
+    store, found = MemoryStore(), list[InboxEntry]()
+
+    def look() -> None:
+        with Client(store.again()).sync() as client:
+            until = time.monotonic() + PATIENCE_SECONDS
+            while not found and time.monotonic() < until:
+                found.extend(client.inbox())
+                time.sleep(0.005)
+        GATE.set()
+
+    async def main() -> None:
+        async with Runtime(store.again(), workflows=[forgets_a_thread], lease=0.3) as runtime:
+            onlooker = threading.Thread(target=look)
+            onlooker.start()
+            await runtime.start(forgets_a_thread.call(), id="a")
+            await eventually(GATE.is_set)
+            onlooker.join()
+
+    run_async(main())
+    assert [(entry.run_id, entry.reason) for entry in found] == [("a", "silent")]
+    assert "0/blocks_the_loop#1" in found[0].hint
+    assert "in blocks_the_loop" in caplog.text, "the log says where it hangs"

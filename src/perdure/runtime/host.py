@@ -95,7 +95,8 @@ class Host:
         make_lease: Callable[..., Lease] = options.lease or Lease
         self.lease = make_lease(
             self.worker, store, options.lease_seconds, driving=lambda: self.turns.driving,
-            on_lost=lambda: self._loop.call_soon_threadsafe(self._lost_everything), now=clock.now,
+            on_lost=lambda: self._loop.call_soon_threadsafe(self._lost_everything),
+            on_blocked=self.silence.look, now=clock.now,
             monotonic=options.stopwatch,
         )  # fmt: skip
         self.turns.performer.may_begin = self.lease.is_valid

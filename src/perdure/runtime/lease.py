@@ -2,7 +2,9 @@
 
 A blocked loop (a long turn, a blocking call in the program) does not cost the lease for LOOP_BLOCKED_SECONDS_MAX; then
 the run whose turn is open is parked as `stuck_turn`, under its epoch, and the lease is let go until the loop comes
-round again. A turn that hangs in a thread of its own blocks no loop: its run is parked, the lease is kept.
+round again. A turn that hangs in a thread of its own blocks no loop: its run is parked, the lease is kept. So it is
+where no turn is open, but a step's body blocks the loop, or the program: whoever took the run over would hang on the
+same body. Then somebody has to be told, from this thread, for the loop tells nobody anything.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class Lease:
         *,
         driving: Callable[[], tuple[LiveRun, float] | None],
         on_lost: Callable[[], object],
+        on_blocked: Callable[[], object],
         now: Callable[[], int],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -47,10 +50,12 @@ class Lease:
         self._seconds = lease_seconds
         self._driving = driving
         self._on_lost = on_lost
+        self._on_blocked = on_blocked
         self._now = now
         self._monotonic = monotonic
         self._logged: float | None = None
         self._parked: tuple[int, float] | None = None
+        self._blocked_at: float | None = None
         self.pause_seconds = min(1.0, lease_seconds / 3)
         self.loop_seen = self._renewed = monotonic()
         self.valid_until = monotonic() + lease_seconds
@@ -92,13 +97,23 @@ class Lease:
         is_blocked = now - self.loop_seen > LOOP_BLOCKED_SECONDS_MAX
         if driving is None:
             if is_blocked:
-                self.saw_loop()
+                self._tell_of_block(now)
             return False
         live, began = driving
         if now - began > LOOP_BLOCKED_SECONDS_MAX and self._parked != (live.rid, began):
             self._parked = (live.rid, began)
             self._park(live)
         return is_blocked
+
+    def _tell_of_block(self, now: float) -> None:
+        """Once to the log, and as long as it lasts to whoever looks after the runs."""
+        if self._blocked_at != self.loop_seen:
+            log.warning(
+                "the event loop is blocked for %g s, and no step or run on it gets on:\n%s",
+                LOOP_BLOCKED_SECONDS_MAX, self._stack(),
+            )  # fmt: skip
+        self._blocked_at = self.loop_seen = now  # look again after as long a time
+        self._on_blocked()
 
     def is_valid(self) -> bool:
         """Whether nobody can have taken this worker for dead. Asked right before something is begun."""
@@ -123,9 +138,14 @@ class Lease:
         if driving is None or driving[1] == self._logged or self._monotonic() - driving[1] < TURN_LOGGED_SECONDS:
             return
         self._logged = driving[1]
+        log.warning(
+            "a turn of run %s takes longer than %g s:\n%s", driving[0].run_id, TURN_LOGGED_SECONDS, self._stack()
+        )
+
+    def _stack(self) -> str:
+        """What the loop's thread is doing."""
         frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
-        stack = "".join(traceback.format_stack(frame)) if frame is not None else "no stack"
-        log.warning("a turn of run %s takes longer than %g s:\n%s", driving[0].run_id, TURN_LOGGED_SECONDS, stack)
+        return "".join(traceback.format_stack(frame)) if frame is not None else "no stack"
 
     def _park(self, live: LiveRun) -> None:
         """Park the run that hangs in its turn, so that no other worker hangs on it too."""
