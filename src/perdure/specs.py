@@ -53,6 +53,14 @@ def seconds(duration: timedelta | float, *, what: str) -> float:
     return value
 
 
+def seconds_given(duration: timedelta | float, *, what: str) -> float:
+    """`seconds`, of what a call is given and not a declaration: UsageError."""
+    try:
+        return seconds(duration, what=what)
+    except DeclarationError as error:
+        raise UsageError(str(error)) from None
+
+
 def recordable(text: Any, *, what: str, length_max: int = 500, is_name: bool = True) -> str:
     """A name or an id as it can stand in a history. UsageError if it is empty, too long, or no text that is Unicode; or
     if it holds a secret. A text that names nothing gets a mark there instead.

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast, overload
 
 from perdure.api.approving import Approvers, Said, answer_of, approval_of, approved_here, patient, question_of
-from perdure.api.calls import Call
+from perdure.api.calls import Call, check_call
 from perdure.api.inside import (
     IN_A_STEP,
     IN_AN_ASYNC_WORKFLOW,
@@ -27,7 +27,7 @@ from perdure.api.inside import (
 from perdure.codec import codec_for
 from perdure.errors import UsageError
 from perdure.specs import OnCancel
-from perdure.specs import seconds as _seconds
+from perdure.specs import seconds_given as _seconds
 
 T = TypeVar("T")
 
@@ -57,6 +57,7 @@ def wait(call: Call[T]) -> T:
 
     >>> the_plan = perdure.sync.wait(plan.call(claim))  # doctest: +SKIP
     """
+    check_call(call, "perdure.sync.wait")
     if _is_outside():
         return _awaited(call)
     return cast(T, _here("wait", instead="await the call").call_blocking(call.of, *call.take()))

@@ -241,6 +241,75 @@ def test_a_message_that_does_not_fit_is_named_to_its_sender() -> None:
     asyncio.run(main())
 
 
+@workflow
+async def waits_wrongly(how: str) -> None:
+    ways: dict[str, Callable[[], Any]] = {
+        "sleep": lambda: perdure.sleep(-1),
+        "within": lambda: perdure.receive("word", within=-1),
+        "ask": lambda: perdure.ask("well?", within=an_hour),
+        "start": lambda: perdure.start(agent_alone),
+        "start a number": lambda: perdure.start(an_hour),
+    }
+    await ways[how]()
+
+
+@workflow
+def waits_wrongly_too(how: str) -> None:
+    ways: dict[str, Callable[[], Any]] = {
+        "sleep": lambda: perdure.sync.sleep(-1),
+        "within": lambda: perdure.sync.receive("word", within=-1),  # pyright: ignore[reportUnknownLambdaType]
+        "start": lambda: perdure.sync.start(agent_alone),
+        "wait": lambda: perdure.sync.wait(agent_alone),
+    }
+    ways[how]()
+
+
+@workflow
+async def listens_alone() -> None: ...
+
+
+agent_alone: Any = listens_alone
+an_hour: Any = "1h"
+
+MEANT_OTHERWISE = {
+    "a wait that is past": (waits_wrongly.call("sleep"), r"perdure\.sleep\(\) length=-1: a duration is a"),
+    "a limit that is past": (waits_wrongly.call("within"), r"within=-1: a duration is a finite number"),
+    "a limit in words": (waits_wrongly.call("ask"), r"within='1h' is no duration: give a timedelta"),
+    "a child that is not called": (waits_wrongly.call("start"), r"start\(<workflow listens_alone>\): a call is wanted"),
+    "a child that is none": (waits_wrongly.call("start a number"), r"perdure\.start\('1h'\): a call is wanted, as in "),
+    "a blocking wait that is past": (waits_wrongly_too.call("sleep"), r"length=-1: a duration is a finite number"),
+    "a blocking limit that is past": (waits_wrongly_too.call("within"), r"within=-1: a duration is a finite number"),
+    "a blocking start": (waits_wrongly_too.call("start"), r"start\(listens_alone\.call\(\.\.\.\)\)"),
+    "a blocking wait for no call": (waits_wrongly_too.call("wait"), r"sync\.wait\(listens_alone\.call\(\.\.\.\)\)"),
+}
+
+
+@pytest.mark.parametrize(("call", "says"), MEANT_OTHERWISE.values(), ids=MEANT_OTHERWISE)
+def test_what_workflow_code_cannot_mean(call: Any, says: str) -> None:
+    async def main() -> None:
+        async with Runtime(":memory:", workflows=[waits_wrongly, waits_wrongly_too]) as runtime:
+            with pytest.raises(UsageError, match=says):
+                await (await runtime.start(call)).result(timeout=10)
+
+    asyncio.run(main())
+
+
+def test_durations_that_cannot_be_meant() -> None:
+    async def main() -> None:
+        async with Runtime(":memory:", workflows=[listener]) as runtime:
+            with pytest.raises(UsageError, match=r"delay=-1: a duration is"):
+                await runtime.start(listener.call(), delay=-1)
+            run = await runtime.start(listener.call())
+            with pytest.raises(UsageError, match=r"timeout='1h' is no duration"):
+                await run.result(timeout=an_hour)
+            with pytest.raises(UsageError, match=r"max_seconds=-1: a duration is"):
+                await runtime.drain(max_seconds=-1)
+        with pytest.raises(UsageError, match=r"Runtime: grace=-1: a duration is"):
+            Runtime(":memory:", grace=-1)
+
+    asyncio.run(main())
+
+
 def test_a_verdict_and_a_script_say_what_they_take() -> None:
     with pytest.raises(UsageError, match=r"Retryable\(after='1h'\): a timedelta, or seconds as a number"):
         perdure.Retryable("later", after=anything_else("1h"))

@@ -20,7 +20,7 @@ from perdure.decisions import Request
 from perdure.errors import ApprovalExpired, CheckTooOld, PerdureBug, Rejected, UsageError
 from perdure.ledger.operations import business_key_of
 from perdure.specs import SECONDS_MAX, EffectSpec, StepSpec, is_whole, mapping, recordable, several
-from perdure.specs import seconds as _seconds
+from perdure.specs import seconds_given as _seconds
 
 if TYPE_CHECKING:
     from perdure.engine.calls import Grant

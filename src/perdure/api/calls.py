@@ -89,6 +89,13 @@ class Call(Coroutine[Any, Any, R], Generic[R]):
         return f"<call of {self.of.name}>"
 
 
+def check_call(call: Any, what: str) -> None:
+    """UsageError for what is not `x.call(...)`."""
+    if not isinstance(call, Call):
+        name = getattr(call, "name", "workflow")
+        raise UsageError(f"{what}({call!r}): a call is wanted, as in {what}({name}.call(...))")
+
+
 class DurableFunction(Generic[P, R]):
     """What `@step` and `@workflow` make of a function."""
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
 
-from perdure.api.calls import Call
+from perdure.api.calls import Call, check_call
 from perdure.api.endings import Endings
 from perdure.api.inputs import (
     by_key,
-    check_call,
     checked_budget,
     checked_goal,
     checked_id,
@@ -173,7 +172,7 @@ class Client:
         (`{"order": "42"}`); policies can hold its calls to that, and its child runs have the same. Both are recorded
         with its beginning and never change.
         """
-        check_call(call)
+        check_call(call, "start")
         spec = call.of.spec
         if not isinstance(spec, WorkflowSpec):
             raise UsageError(f"start({call.of.name}.call(...)): {call.of.name} is a step, not a workflow")

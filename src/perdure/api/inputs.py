@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from perdure.api.calls import Call, execution_here
+from perdure.api.calls import execution_here
 from perdure.codec import codec_for
 from perdure.errors import DeclarationError, EncodeError, UnknownNameError, UsageError
 from perdure.runtime import mail
 from perdure.runtime.attempt import ATTEMPT, JOURNAL
-from perdure.specs import SECONDS_MAX, Budget, WorkflowSpec, budget_of_run, is_whole, mapping, recordable, seconds
+from perdure.specs import SECONDS_MAX, Budget, WorkflowSpec, budget_of_run, is_whole, mapping, recordable, seconds_given
 
 PLAIN = codec_for(Any)
 """Plain JSON, for what has no declared type."""
@@ -37,12 +37,6 @@ def micros(at: datetime) -> int:
     if at.tzinfo is None:
         raise UsageError(f"{at!r} has no time zone: which moment is meant? Use datetime.now(timezone.utc) or the like")
     return round((at - _EPOCH) / timedelta(microseconds=1))
-
-
-def check_call(call: Any) -> None:
-    if not isinstance(call, Call):
-        name = getattr(call, "name", "workflow")
-        raise UsageError(f"start({call!r}): a call is wanted, as in start({name}.call(...))")
 
 
 def checked_id(id: Any) -> str:
@@ -84,7 +78,7 @@ def checked_limit(limit: Any, what: str) -> int:
 
 
 def delay_seconds(delay: timedelta | float) -> float:
-    wait = seconds(delay, what="delay")
+    wait = seconds_given(delay, what="delay")
     if wait > SECONDS_MAX:
         raise UsageError(f"start(delay={delay!r}): at most 100 years")
     return wait

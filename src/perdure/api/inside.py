@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar, c
 
 from msgspec import Raw
 
-from perdure.api.calls import Call, execution_here
+from perdure.api.calls import Call, check_call, execution_here
 from perdure.codec import arguments_codec_for, codec_for
 from perdure.errors import EncodeError, SecretNotAllowed, UsageError
 from perdure.gates.budget import use_said
 from perdure.runtime.attempt import ATTEMPT, JOURNAL, LANE, UNLOCKED, Attempt, current_attempt
 from perdure.runtime.logs import hide_secrets
-from perdure.specs import Money, OnCancel, StepSpec, WorkflowSpec, recordable, seconds
+from perdure.specs import Money, OnCancel, StepSpec, WorkflowSpec, recordable, seconds_given
 
 if TYPE_CHECKING:
     from perdure.engine.calls import ChildCall
@@ -127,7 +127,7 @@ def _length(duration: timedelta | float | None, named: timedelta) -> float:
         raise UsageError("perdure.sleep(): give one length, not two")
     if duration is None and not named:
         raise UsageError("perdure.sleep(): give a length, as in sleep(30) or sleep(days=2)")
-    return seconds(named if duration is None else duration, what="perdure.sleep() length")
+    return seconds_given(named if duration is None else duration, what="perdure.sleep() length")
 
 
 # ── messages, children, chapters ────────────────────────────────────────────────────────────
@@ -147,7 +147,7 @@ async def receive(name: str, type: Any = None, *, within: timedelta | float | No
     execution: Execution = _execution("receive") if journal is None else journal.live.execution
     declared = (execution.spec.receives or {}).get(name)
     codec = declared if type is None and declared is not None else codec_for(Any if type is None else type)
-    limit = None if within is None else seconds(within, what="within")
+    limit = None if within is None else seconds_given(within, what="within")
     if journal is not None:
         return await journal.wait_async(journal.waits.receive(name, codec, limit))
     if limit is None:
@@ -199,6 +199,7 @@ async def start(call: Call[R], *, id: str | None = None, on_cancel: OnCancel = "
 
 def child_call(call: Call[Any], run_id: str | None, on_cancel: Any) -> ChildCall:
     """What `start` is given, checked."""
+    check_call(call, "perdure.start")
     spec = call.of.spec
     if not isinstance(spec, WorkflowSpec):
         raise UsageError(

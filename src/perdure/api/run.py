@@ -25,7 +25,7 @@ from perdure.errors import (
 )
 from perdure.runtime import mail
 from perdure.runtime.standstill import Standstill
-from perdure.specs import WorkflowSpec, recordable, seconds
+from perdure.specs import WorkflowSpec, recordable, seconds_given
 from perdure.store.protocol import Done, Ended, Exists, Missing, NewRun, RunInfo, Status
 from perdure.store.rules import RETRY_AFTER_DEATH_SECONDS
 
@@ -76,7 +76,7 @@ class Run(Generic[RESULT]):
         RunBlockedError when the run is (or gets) parked, unless `wait_blocked`. RunCancelledError when it was
         cancelled. TimeoutError when it takes longer than `timeout`; the run goes on.
         """
-        limit = None if timeout is None else seconds(timeout, what="timeout")
+        limit = None if timeout is None else seconds_given(timeout, what="timeout")
         if limit is None:
             return self._outcome(await self._standstill(wait_blocked))
         try:

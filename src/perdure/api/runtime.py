@@ -24,7 +24,7 @@ from perdure.errors import StoreError, UsageError
 from perdure.http.webhook import Webhook
 from perdure.runtime.options import Options, catalog_of
 from perdure.runtime.outbox import OWN_TOPICS
-from perdure.specs import SECONDS_MAX, Budget, WorkflowSpec, is_whole, mapping, seconds
+from perdure.specs import SECONDS_MAX, Budget, WorkflowSpec, is_whole, mapping, seconds_given
 from perdure.store.protocol import NewRun, Outcome, RunInfo, Status, Store, Write
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Runtime(Client):
         self._workflows = {key: within(spec, self._around) for key, spec in self._workflows.items()}
         if adopt not in {"all", "own", "none"}:
             raise UsageError(f"Runtime(adopt={adopt!r}): 'all', 'own' or 'none'")
-        if not LEASE_SECONDS_MIN <= seconds(lease, what="lease") <= SECONDS_MAX:
+        if not LEASE_SECONDS_MIN <= seconds_given(lease, what="Runtime: lease") <= SECONDS_MAX:
             raise UsageError(f"Runtime(lease={lease!r}): from {LEASE_SECONDS_MIN:g} s to 100 years")
         caps = {"concurrent_runs": concurrent_runs, "concurrent_steps": concurrent_steps, "threads": threads}
         for name, cap in caps.items():
@@ -114,8 +114,9 @@ class Runtime(Client):
                 raise UsageError(f"Runtime({name}={cap!r}): a whole number from 1 on")
         self._told = _told(on_inbox, inbox_webhook, self._clock)
         self._options = Options(
-            lease_seconds=seconds(lease, what="lease"), evict_after_seconds=seconds(evict_after, what="evict_after"),
-            grace_seconds=seconds(grace, what="grace"),
+            lease_seconds=seconds_given(lease, what="Runtime: lease"),
+            evict_after_seconds=seconds_given(evict_after, what="Runtime: evict_after"),
+            grace_seconds=seconds_given(grace, what="Runtime: grace"),
             runs_max=concurrent_runs, steps_max=concurrent_steps, threads_max=threads, adopt=adopt,
             provided=_provided(provide), outbox={**_handlers(outbox), **self._told}, guard=guard,
             authority=self._authority, vault=self._vault,
@@ -196,7 +197,7 @@ class Runtime(Client):
         """Do all that is due and come back when what is left only waits, and is written so, or after `max_seconds`.
         Returns how many runs still have something under way then; for serverless functions, cron and tests."""
         host = self._host
-        limit = None if max_seconds is None else seconds(max_seconds, what="max_seconds")
+        limit = None if max_seconds is None else seconds_given(max_seconds, what="max_seconds")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 host.kick()

@@ -17,7 +17,7 @@ from perdure.history import events as e
 from perdure.history.spending import NO_LIMITS, UNITS, Limits, Share, Shortfall
 from perdure.runtime.mail import ControlLetter
 from perdure.runtime.options import Rules
-from perdure.specs import NANOS, Budget, nanos, recordable, seconds, several
+from perdure.specs import NANOS, Budget, nanos, recordable, seconds_given, several
 from perdure.store.protocol import RunInfo, Store
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _limits(*, wall: Any, cost: Any, tokens: Any, effects: Any, steps: Any) -> L
             raise UsageError(f"raise_budget({name}={count!r}): a whole number from 1 on, the new limit")
     found = Limits(
         tokens, None if cost is None else nanos(cost, what="raise_budget(cost"), effects, steps,
-        None if wall is None else round(seconds(wall, what="raise_budget: wall") * MICROSECONDS),
+        None if wall is None else round(seconds_given(wall, what="raise_budget: wall") * MICROSECONDS),
     )  # fmt: skip
     if not found:
         raise UsageError("raise_budget(): give a new limit: tokens=, cost=, effects=, steps= or wall=")
