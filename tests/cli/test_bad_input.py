@@ -34,6 +34,7 @@ WRONG: dict[str, tuple[str, int, str]] = {
     "code with a typo": ("run typo.py:x", 2, "typo.py cannot be loaded: SyntaxError at"),
     "code that misses a package": ("run misses.py:x", 2, "misses.py cannot be loaded: ModuleNotFoundError: No module"),
     "code that cannot be declared": ("run lambda.py:x", 2, "lambda.py cannot be loaded: a lambda cannot be a workflow"),
+    "code that is told where": ("run lambda.py:x", 2, "found by. Write `def name(...)`. (/"),
     "code that exits": ("run exits.py:x", 2, "exits.py ends the process while it is loaded: put what it does under"),
     "too few arguments": (
         "run app.py:count",
@@ -109,6 +110,7 @@ def prepared(terminal: Terminal) -> Terminal:
     (folder / "typo.py").write_text("def x(:\n")
     (folder / "misses.py").write_text("import a_package_that_is_not_there\n")
     (folder / "lambda.py").write_text("import perdure\nx = perdure.workflow(lambda: 1)\n")
+    (folder / "yields.py").write_text("import perdure\n@perdure.workflow\ndef x(): yield\n")
     (folder / "exits.py").write_text("raise SystemExit(3)\n")
     (folder / "sub").mkdir()
     (folder / "letter.txt").write_text("dear store, " * 100)
@@ -138,6 +140,12 @@ def test_what_is_typed_wrongly(prepared: Terminal) -> None:
     assert prepared.here("runs", "list", "--json").stdout == before
     beside = {path.name for path in prepared.folder.iterdir() if "letter" in path.name or "other" in path.name}
     assert beside == {"letter.txt", "other.db"}, "what was refused has no locks beside it"
+
+
+def test_where_code_cannot_be_declared_is_said_once(prepared: Terminal) -> None:
+    said = prepared.here("run", "yields.py:x").stderr
+    assert "one workflow per item. (x, " in said
+    assert said.count("yields.py:2") == 1
 
 
 def test_a_list_says_what_it_leaves_out(prepared: Terminal) -> None:

@@ -229,9 +229,10 @@ def _told(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__} at {error.filename}:{error.lineno}: {error.msg}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
-    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    kind = "" if isinstance(error, PerdureError) else f"{type(error).__name__}: "
-    return f"{kind}{error}{place}"
+    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    if isinstance(error, PerdureError):  # says what to do, in sentences, and often where
+        return str(error) if place in str(error) else f"{error} ({place})"
+    return f"{type(error).__name__}: {error}" + (f" at {place}" if place else "")
 
 
 def _is_users(filename: str) -> bool:
