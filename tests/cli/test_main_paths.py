@@ -389,6 +389,16 @@ def test_on_a_terminal_tables_are_for_people(terminal: Terminal) -> None:
     assert b"\x1b[1m" in on_a_terminal(terminal, "runs", "show", "g", until_it_says=b"+0 ms")
 
 
+@pytest.mark.parametrize("typed", ["worker --help", "code drill --help"])
+def test_help_is_folded_where_the_terminal_ends_and_not_where_lines_of_the_source_do(typed: str) -> None:
+    narrow = {**environment(), "COLUMNS": "80"}
+    done = subprocess.run([*PERDURE, *typed.split()], env=narrow, capture_output=True, text=True, check=True)
+    told = done.stdout.partition("╭")[0].strip().splitlines()[2:]
+    paragraphs = re.split(r"\n\s*\n", "\n".join(line.strip() for line in told))
+    assert len(paragraphs) == 2
+    assert min(len(line) for paragraph in paragraphs for line in paragraph.splitlines()[:-1]) > 60
+
+
 # ── without its packages ────────────────────────────────────────────────────────────────────
 
 

@@ -51,12 +51,20 @@ def _command(name: str, place: str) -> Any:
     module, _, attribute = place.partition(":")
     found = getattr(importlib.import_module(module), attribute)
     alone = typer.Typer(add_completion=False)
-    if not isinstance(found, typer.Typer):
-        alone.command(name)(found)
-        return typer.main.get_command(alone)
-    alone.add_typer(found, name=name)
-    group: Any = typer.main.get_command(alone)
-    return group.commands[name]
+    if isinstance(found, typer.Typer):
+        alone.add_typer(found, name=name)
+        group: Any = typer.main.get_command(alone)
+        return _folding(group.commands[name])
+    alone.command(name)(found)
+    return _folding(typer.main.get_command(alone))
+
+
+def _folding(command: Any) -> Any:
+    """The same, its help without the line breaks of the source: where lines end is for the terminal to say."""
+    command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in (command.help or "").split("\n\n"))
+    for inner in getattr(command, "commands", {}).values():
+        _folding(inner)
+    return command
 
 
 class AllCommands(Commands):
