@@ -13,8 +13,10 @@ import perdure
 from perdure import Client, Runtime, step, workflow
 from perdure.api.inbox import InboxEntry
 from perdure.runtime import lease, silence
+from perdure.runtime.live import OpenTurn
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Status
+from perdure.testing.runtime import StillLease
 
 GATE = threading.Event()
 
@@ -139,3 +141,73 @@ def test_a_step_that_blocks_the_loop_is_in_the_inbox_while_it_does(
     assert [(entry.run_id, entry.reason) for entry in found] == [("a", "silent")]
     assert "0/blocks_the_loop#1" in found[0].hint
     assert "in blocks_the_loop" in caplog.text, "the log says where it hangs"
+
+
+@workflow
+async def takes_its_time() -> str:
+    await perdure.receive("go")
+    busy_for_a_while()
+    return "done"
+
+
+def busy_for_a_while() -> None:
+    GATE.wait(PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_long_turn_is_logged_with_its_own_stack_before_it_is_over(
+    is_slow: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where it is in a thread of its own."""
+    monkeypatch.setattr(lease, "LOOP_BLOCKED_SECONDS_MAX", PATIENCE_SECONDS)
+    monkeypatch.setattr(lease, "TURN_LOGGED_SECONDS", 0.1)
+
+    def is_logged() -> bool:
+        return any("takes longer than 0.1 s" in record.getMessage() for record in caplog.records)
+
+    def let_go_when_logged() -> None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while not is_logged() and time.monotonic() < until:
+            time.sleep(0.005)
+        GATE.set()
+
+    async def main() -> None:
+        async with Runtime(MemoryStore(), workflows=[takes_its_time], lease=1000, evict_after=1000) as runtime:
+            run = await runtime.start(takes_its_time.call(), id="a")
+            await eventually(lambda: is_in_memory(runtime, "a") and bool(live(runtime, "a").execution.open))
+            live(runtime, "a").is_slow = is_slow
+            helper = threading.Thread(target=let_go_when_logged)
+            helper.start()
+            await run.send("go")
+            assert await run.result() == "done"
+            helper.join()
+
+    run_async(main())
+    (said,) = [record.getMessage() for record in caplog.records if "takes longer than" in record.getMessage()]
+    assert "in busy_for_a_while" in said
+
+
+@pytest.mark.parametrize("began", [0.01, 0.5, 0.99])
+def test_a_turn_that_is_over_soon_after_it_is_long_has_been_logged(
+    began: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Looks are a second apart; one comes when the turn becomes long."""
+    monkeypatch.setattr(lease, "LOOP_BLOCKED_SECONDS_MAX", 30)
+    time_passed = 0.0
+    turn = OpenTurn(LiveRunOfThatName("a"), began, threading.get_ident())  # type: ignore[arg-type]
+    kept = StillLease(
+        "w", MemoryStore(), 1000.0, driving=lambda: turn if began <= time_passed <= began + 2.01 else None,
+        on_lost=lambda: None, on_blocked=lambda: None, now=lambda: 0, monotonic=lambda: time_passed,
+    )  # fmt: skip
+    while time_passed < 5:
+        time_passed += kept.seconds_to_next_look() + 0.001
+        kept.tick()
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "a turn of run a takes longer than 2 s"
+    ]
+
+
+class LiveRunOfThatName:
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.rid = 1

@@ -10,7 +10,7 @@ from tests.engine.driving import Driver, Happened
 
 import perdure
 from perdure import step, workflow
-from perdure.api.workflow import Step
+from perdure.api.workflow import Step, Workflow
 
 
 @step
@@ -345,11 +345,14 @@ def test_a_parked_sleep_is_claimed_again_and_keeps_its_deadline() -> None:
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        (receives_instead, "the code asks for receive:go"),
-        (works_instead, "the code waits for 0/b#1"),
-        (does_nothing_instead, "parked on sleep of 3600 s"),
+        (receives_instead, "the code asks for receive:go (test_divergence.py:{} in receives_instead)."),
+        (works_instead, "the code waits for 0/b#1 (task 0: test_divergence.py:{} in works_instead)."),
+        (does_nothing_instead, "parked on sleep of 3600 s (call 1 of task 0); the code waits for nothing."),
     ],
 )
-def test_a_parked_wait_that_the_code_has_no_more(changed: object, told: str) -> None:
+def test_a_parked_wait_that_the_code_has_no_more(changed: Workflow[[], None], told: str) -> None:
+    """The place is that of the workflow's code, also where it differs in what it does not ask for: not that of the
+    program that drives it."""
     driver = Driver(sleeps_an_hour).complete("a", 1)
-    assert told in driver.park(changed).blocked()
+    last = line_of(changed.spec.function, "await a()") + 1
+    assert told.format(last) in driver.park(changed).blocked()

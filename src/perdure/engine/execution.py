@@ -420,7 +420,8 @@ class Execution:
         """Code and history part here. The code is not resumed any more."""
         if self.failure is None:
             frames = where.user_frame() or where.describe(self.loop.live_tasks())
-            self.fail("diverged", f"{recorded}; {asked} ({frames}).", Parting(recorded_call, asked_call, frames))
+            place = f" ({frames})" if frames else ""  # the code has ended: it is nowhere
+            self.fail("diverged", f"{recorded}; {asked}{place}.", Parting(recorded_call, asked_call, frames))
 
     def fail(self, reason: str, hint: str, parting: Parting | None = None) -> None:
         """Stop the code for good; the run is to be parked with this reason."""

@@ -13,13 +13,15 @@ _THREAD_BRIDGES = frozenset({"run_sync_in_worker_thread", "run_sync", "to_thread
 
 
 def user_frame() -> str | None:
-    """`app.py:41 in claims_agent` of the innermost running frame that is the user's; None outside user code."""
+    """`app.py:41 in claims_agent` of the innermost running frame that is the user's; None where no workflow code runs:
+    below the loop's driver, or without one, there is only the program that has it driven."""
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and frame.f_code.co_name != "run_dry":  # below that the loop's driver, no workflow
-        if _is_user(frame):
-            return _told(frame)
+    innermost: FrameType | None = None
+    while frame is not None and frame.f_code.co_name != "run_dry":
+        if innermost is None and _is_user(frame):
+            innermost = frame
         frame = frame.f_back
-    return None
+    return None if frame is None or innermost is None else _told(innermost)
 
 
 def _is_user(frame: FrameType) -> bool:

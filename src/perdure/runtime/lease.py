@@ -20,7 +20,7 @@ from collections.abc import Callable
 from perdure.errors import StoreError
 from perdure.history import events as e
 from perdure.history.chain import link
-from perdure.runtime.live import LiveRun
+from perdure.runtime.live import LiveRun, OpenTurn
 from perdure.store.protocol import Append, Change, Done, Moved, Outcome, Row, Status, Store, Wakes
 
 log = logging.getLogger("perdure")
@@ -39,7 +39,7 @@ class Lease:
         store: Store,
         lease_seconds: float,
         *,
-        driving: Callable[[], tuple[LiveRun, float] | None],
+        driving: Callable[[], OpenTurn | None],
         on_lost: Callable[[], object],
         on_blocked: Callable[[], object],
         now: Callable[[], int],
@@ -73,12 +73,19 @@ class Lease:
         self._thread.join(timeout=2)
 
     def _keep(self) -> None:
-        while not self._stop.wait(self.pause_seconds):
+        while not self._stop.wait(self.seconds_to_next_look()):
             try:
                 if not self.tick():
                     return
             except Exception:  # a lease that nobody renews costs everything that this worker holds
                 log.exception("worker %s: its lease was not seen to, trying on", self._worker)
+
+    def seconds_to_next_look(self) -> float:
+        """No later than when the turn that is open now is to be logged: it may be over soon after."""
+        turn = self._driving()
+        if turn is None or turn.since == self._logged:
+            return self.pause_seconds
+        return min(self.pause_seconds, max(0.0, turn.since + TURN_LOGGED_SECONDS - self._monotonic()))
 
     def tick(self) -> bool:
         """Look at the turn and at the loop, renew if it is time. False: not to be called any more."""
@@ -93,16 +100,15 @@ class Lease:
 
     def _is_stuck(self, now: float) -> bool:
         """Whether the loop is blocked for too long; a run that hangs in its turn is parked, once."""
-        driving = self._driving()
+        turn = self._driving()
         is_blocked = now - self.loop_seen > LOOP_BLOCKED_SECONDS_MAX
-        if driving is None:
+        if turn is None:
             if is_blocked:
                 self._tell_of_block(now)
             return False
-        live, began = driving
-        if now - began > LOOP_BLOCKED_SECONDS_MAX and self._parked != (live.rid, began):
-            self._parked = (live.rid, began)
-            self._park(live)
+        if now - turn.since > LOOP_BLOCKED_SECONDS_MAX and self._parked != (turn.live.rid, turn.since):
+            self._parked = (turn.live.rid, turn.since)
+            self._park(turn.live)
         return is_blocked
 
     def _tell_of_block(self, now: float) -> None:
@@ -110,7 +116,7 @@ class Lease:
         if self._blocked_at != self.loop_seen:
             log.warning(
                 "the event loop is blocked for %g s, and no step or run on it gets on:\n%s",
-                LOOP_BLOCKED_SECONDS_MAX, self._stack(),
+                LOOP_BLOCKED_SECONDS_MAX, _stack_of(self._loop_thread),
             )  # fmt: skip
         self._blocked_at = self.loop_seen = now  # look again after as long a time
         self._on_blocked()
@@ -134,18 +140,14 @@ class Lease:
             log.warning("the lease could not be renewed, trying on: %s", error)
 
     def _watch_turn(self) -> None:
-        driving = self._driving()
-        if driving is None or driving[1] == self._logged or self._monotonic() - driving[1] < TURN_LOGGED_SECONDS:
+        turn = self._driving()
+        if turn is None or turn.since == self._logged or self._monotonic() - turn.since < TURN_LOGGED_SECONDS:
             return
-        self._logged = driving[1]
+        self._logged = turn.since
         log.warning(
-            "a turn of run %s takes longer than %g s:\n%s", driving[0].run_id, TURN_LOGGED_SECONDS, self._stack()
-        )
-
-    def _stack(self) -> str:
-        """What the loop's thread is doing."""
-        frame = sys._current_frames().get(self._loop_thread)  # pyright: ignore[reportPrivateUsage]
-        return "".join(traceback.format_stack(frame)) if frame is not None else "no stack"
+            "a turn of run %s takes longer than %g s:\n%s",
+            turn.live.run_id, TURN_LOGGED_SECONDS, _stack_of(turn.thread),
+        )  # fmt: skip
 
     def _park(self, live: LiveRun) -> None:
         """Park the run that hangs in its turn, so that no other worker hangs on it too."""
@@ -169,3 +171,9 @@ class Lease:
             log.error("run %s hangs in its turn and is parked as stuck_turn", live.run_id)
         else:
             log.error("run %s hangs in its turn and could not be parked: %s", live.run_id, outcome)
+
+
+def _stack_of(thread: int) -> str:
+    """What a thread is doing."""
+    frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
+    return "".join(traceback.format_stack(frame)) if frame is not None else "no stack"

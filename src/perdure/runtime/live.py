@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -439,6 +439,14 @@ def _place_of_chapter(entries: Sequence[Entry]) -> int:
 def _is_about(then: Callable[[], None], flights: Sequence[Flight]) -> bool:
     """Whether this follow-up of a commit is to begin one of these."""
     return isinstance(then, partial) and any(argument is flight for argument in then.args for flight in flights)
+
+
+class OpenTurn(NamedTuple):
+    """A turn that has not come back: of which run, since when in monotonic seconds, and in which thread."""
+
+    live: LiveRun
+    since: float
+    thread: int
 
 
 Waiter = asyncio.Future[None]

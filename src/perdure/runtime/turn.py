@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -51,7 +52,7 @@ from perdure.runtime.children import Children
 from perdure.runtime.doubts import Doubts
 from perdure.runtime.effects import Effects
 from perdure.runtime.ends import Ends
-from perdure.runtime.live import Delivery, Entry, LiveRun, Written
+from perdure.runtime.live import Delivery, Entry, LiveRun, OpenTurn, Written
 from perdure.runtime.options import NO_RULES, Rules
 from perdure.runtime.parking import Parking
 from perdure.runtime.performer import UNREADABLE_MICROSECONDS, Flight, Performer
@@ -167,7 +168,7 @@ class Turns:
         self.on_letters: Callable[[], None] = lambda: None
         self.on_trouble: Callable[[], None] = lambda: None
         self.on_child: Callable[[str], None] = lambda _: None
-        self._open_turns: dict[int, tuple[LiveRun, float]] = {}
+        self._open_turns: dict[int, OpenTurn] = {}
         self._threads = DaemonThreads(TURN_THREADS_MAX, "perdure-turn")
         self._guard = guard
         self._stopwatch = stopwatch
@@ -529,7 +530,7 @@ class Turns:
     def _drive(self, live: LiveRun, turn: Callable[..., None], given: tuple[Any, ...]) -> None:
         """One turn. KeyboardInterrupt goes on its way: the run is then dropped from memory, unrecorded."""
         began = self._stopwatch()
-        self._open_turns[live.rid] = (live, began)
+        self._open_turns[live.rid] = OpenTurn(live, began, threading.get_ident())
         try:
             if self._guard is None:
                 turn(*given)
@@ -540,9 +541,9 @@ class Turns:
             live.is_slow = self._stopwatch() - began > SLOW_TURN_SECONDS
 
     @property
-    def driving(self) -> tuple[LiveRun, float] | None:
-        """The turn that has been open for longest, and since when (monotonic seconds)."""
-        return min(list(self._open_turns.values()), key=lambda turn: turn[1], default=None)
+    def driving(self) -> OpenTurn | None:
+        """The turn that has been open for longest."""
+        return min(list(self._open_turns.values()), key=lambda turn: turn.since, default=None)
 
     def advance(self, live: LiveRun) -> None:
         """Look at what the code asks for, and see to it."""
