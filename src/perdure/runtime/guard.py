@@ -22,6 +22,7 @@ import contextvars
 import datetime as dt
 import functools
 import gc
+import opcode
 import os
 import random
 import sys
@@ -118,6 +119,7 @@ CALLS: Mapping[Any, Reach] = {
         ),
         _CLOCK,
     ),
+    **dict.fromkeys(_present(time, "localtime", "gmtime", "ctime", "asctime", "strftime"), _CLOCK),
     **dict.fromkeys(_present(dt.datetime, "now", "utcnow", "today"), _CLOCK),
     **dict.fromkeys(_present(dt.date, "today"), _CLOCK),
     **dict.fromkeys(_present(time, "sleep"), _SLEEP),
@@ -128,6 +130,11 @@ CALLS: Mapping[Any, Reach] = {
     **dict.fromkeys(_present(_thread, "start_new_thread", "start_joinable_thread"), _THREAD),
 }  # fmt: skip
 """Functions of C."""
+
+ARGUMENTS_WITHOUT_A_TIME: Mapping[Any, int] = {
+    time.localtime: 0, time.gmtime: 0, time.ctime: 0, time.asctime: 0, time.strftime: 1,
+}  # fmt: skip
+"""Functions that read the clock where they are called with so many arguments; with more they are given a time."""
 
 METHODS = frozenset({random.Random.random, random.Random.getrandbits})
 """The same of `_GENERATOR`, where a call of a method shows the method and the object apart."""
@@ -272,7 +279,8 @@ def _look_into(frame: FrameType) -> None:
             _hit("random.seed", _RANDOM, frame)
         return
     function = _innermost(frame.f_locals["function"])
-    if isinstance(function, types.BuiltinFunctionType) and function in CALLS:
+    is_of_c = isinstance(function, types.BuiltinFunctionType) and function in CALLS
+    if is_of_c and function not in ARGUMENTS_WITHOUT_A_TIME:
         _hit(_name_of(function), CALLS[function], frame)
 
 
@@ -285,6 +293,18 @@ def _innermost(function: Any) -> Any:
     return function
 
 
+_CALL = opcode.opmap["CALL"]
+
+
+def _is_given_a_time(called: Any, code: CodeType, offset: int) -> bool:
+    """Whether the call that stands there passes more arguments than it would need to read the clock. Neither instrument
+    shows them; how many there are stands in the code, except where they are a list (`f(*args)`)."""
+    if called not in ARGUMENTS_WITHOUT_A_TIME:
+        return False
+    operation, arguments = code.co_code[offset : offset + 2]
+    return operation != _CALL or arguments > ARGUMENTS_WITHOUT_A_TIME[called]
+
+
 _INLINE_CODE = inline.__code__
 _LOOKED_INTO = (_SEED_CODE, _INLINE_CODE)
 
@@ -294,7 +314,7 @@ _LOOKED_INTO = (_SEED_CODE, _INLINE_CODE)
 
 def _profile(frame: FrameType, event: str, called: Any) -> None:
     if event == "c_call":
-        if called in CALLS:
+        if called in CALLS and not _is_given_a_time(called, frame.f_code, frame.f_lasti):
             _hit(_name_of(called), CALLS[called], frame)
     elif event == "call" and ((code := frame.f_code) is _SEED_CODE or code is _INLINE_CODE):  # `in` compares them whole
         _look_into(frame)
@@ -324,10 +344,11 @@ if sys.version_info >= (3, 12):
     _PERDURE = os.path.dirname(os.path.dirname(__file__)) + os.sep
     _events = sys.monitoring.events
 
-    def _on_call(code: CodeType, _offset: int, called: Any, first: Any) -> object:
+    def _on_call(code: CodeType, offset: int, called: Any, first: Any) -> object:
         kind = type(called)
         if kind is types.BuiltinFunctionType and called in CALLS:
-            _hit(_name_of(called), CALLS[called], _caller())
+            if not _is_given_a_time(called, code, offset):
+                _hit(_name_of(called), CALLS[called], _caller())
         elif kind is types.MethodDescriptorType and first is _GENERATOR and called in METHODS:
             _hit(f"random.{called.__name__}", _RANDOM, _caller())
         elif code.co_filename.startswith(_PERDURE):
