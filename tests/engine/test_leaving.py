@@ -6,12 +6,14 @@ import asyncio
 import gc
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from tests.engine.driving import Driver
 
 import perdure
 from perdure import step, workflow
+from perdure.errors import GuardError
 
 SEEN: list[str] = []
 
@@ -191,6 +193,26 @@ def test_a_generator_that_waits_is_unwound_with_its_task() -> None:
 
 
 log = perdure.logger("told")
+
+
+@workflow
+async def leaves_generators_open() -> int:
+    kept = [numbers(), numbers()]
+    for generator in kept:
+        await anext(generator)
+    loop: Any = asyncio.get_running_loop()
+    loop.execution.fail("diverged", "the guard has seen something")
+    raise GuardError("the same")
+
+
+def test_generators_left_open_by_code_that_has_failed_are_closed(recwarn: pytest.WarningsRecorder) -> None:
+    """No task of it is left that could be cancelled."""
+    driver = Driver(leaves_generators_open)
+    driver.execution.close()
+    assert SEEN == ["generator", "generator"]
+    assert driver.logged == []
+    gc.collect()
+    assert not recwarn.list
 
 
 @workflow

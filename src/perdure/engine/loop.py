@@ -308,6 +308,7 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
         for generator in self._asyncgens:
             if getattr(generator, "ag_frame", None) is not None:
                 self.create_task(_close_quietly(generator))
+                self.stop_now = False
                 self.run_dry()
         self._asyncgens.clear()
 
