@@ -182,6 +182,9 @@ FOUND: list[tuple[str, str]] = [
     ("stock-wait", "from asyncio import wait_for as wait\nawait wait(fetch(q), 1)"),
     ("misplaced", "perdure.attempt()"),
     ("misplaced", "perdure.use(int)"),
+    ("misplaced", "perdure.sync.sleep(1)"),
+    ("misplaced", "note = perdure.sync.receive('note', str)"),
+    ("misplaced", "perdure.sync.wait(fetch.call(q))"),
 ]
 
 

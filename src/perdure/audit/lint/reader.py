@@ -160,6 +160,8 @@ class Reader(ast.NodeVisitor):
             self._misplaced(node, f"{name}()")
         if not self.in_workflow:
             return
+        if self.root.is_async and name.startswith(rules.BLOCKING):
+            self.hit("misplaced", node, f"{name}()", place="an async workflow", other="`def` workflow")
         rule = rule_of(node, name)
         if rule is not None and (self.root.is_async or rule not in rules.ASYNC_ONLY):
             self.hit(rule, node, name.removeprefix("builtins."))

@@ -392,6 +392,8 @@ WORKFLOW_ONLY = frozenset(
     )
 )
 STEP_ONLY = frozenset(_under("perdure", "operation attempt heartbeat last_heartbeat use secret premise"))
+BLOCKING = "perdure.sync."
+"""How the names of functions begin that stand for `await` where there is no loop."""
 AWAITED = frozenset(_under("perdure", "sleep receive ask with_approval start"))
 """Functions of ours that do nothing until they are awaited."""
 
