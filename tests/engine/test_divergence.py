@@ -160,6 +160,30 @@ def test_another_argument_under_the_same_manifest() -> None:
     assert '{"item":3}' in message
 
 
+@step(record_input=False)
+async def in_private(item: int) -> int:
+    return item
+
+
+@workflow(name="private")
+async def asks_in_private() -> int:
+    return await in_private(1234)
+
+
+@workflow(name="private")
+async def asks_another_in_private() -> int:
+    return await in_private(5678)
+
+
+def test_arguments_that_are_not_kept_are_not_shown() -> None:
+    """The message is recorded."""
+    driver = Driver(asks_in_private).complete("in_private", 1)
+    message = Driver(asks_another_in_private, past=driver.history).blocked()
+    assert "the history has 0/in_private#1 with other arguments, whose digest is" in message
+    assert "1234" not in message
+    assert "5678" not in message
+
+
 @step(on_input_drift="accept")
 async def tolerant(item: int) -> int:
     return item

@@ -126,10 +126,13 @@ class Claims:
     def _other_input(self, noun: str, digest: bytes, ask: Ask, raw: bytes) -> Difference:
         """Both sides' arguments; the digest of those that are not kept."""
         kept = self.input_of(ask.key)
-        recorded, asked = _beside(b"" if kept is None else kept, raw)
+        recorded, asked = beside(b"" if kept is None else kept, raw)
+        if kept is None:
+            recorded = f"whose digest is {digest.hex()[:12]}"
+        if isinstance(ask, StepAsk) and not ask.spec.record_input:  # what is said here is recorded
+            asked = "others; they are not kept"
         return Difference(
-            f"the history has {ask.label} with {'an' if noun == 'input' else ''}other {noun}, "
-            f"{recorded if kept is not None else f'whose digest is {digest.hex()[:12]}'}",
+            f"the history has {ask.label} with {'an' if noun == 'input' else ''}other {noun}, {recorded}",
             f"the code asks for it with {asked}",
             _called(ask), _called(ask),
         )  # fmt: skip
@@ -201,10 +204,10 @@ def _not_known(key: Key) -> bytes | None:
     return None
 
 
-def _beside(one: bytes, other: bytes) -> tuple[str, str]:
+def beside(one: bytes, other: bytes) -> tuple[str, str]:
     """Both as texts that fit in a message: of long ones the part where they begin to differ.
 
-    >>> _beside(b'{"q":"tea"}', b'{"q":"milk"}')
+    >>> beside(b'{"q":"tea"}', b'{"q":"milk"}')
     ('{"q":"tea"}', '{"q":"milk"}')
     """
     texts = one.decode("utf-8", "replace"), other.decode("utf-8", "replace")
