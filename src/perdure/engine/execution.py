@@ -486,7 +486,7 @@ class Execution:
             return self._refuse()
         raw, name = spec.arguments.dumps(args, kwargs), spec.name
         key, use, future = self._new_call(name)
-        view = None if spec.digest_view is None and not spec.ignore else _view(spec, raw, args, kwargs)
+        view = None if spec.digest_view is None and not spec.ignore else view_of(spec, raw, args, kwargs)
         if business_key is None:
             ask = StepAsk(key, name, use, future, spec, raw, view)
         else:
@@ -925,7 +925,7 @@ def _raises_of(ask: Ask) -> tuple[type[BaseException], ...]:
     return ask.spec.raises if isinstance(ask, StepAsk | ChildAsk) else ()
 
 
-def _view(spec: StepSpec, raw: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
+def view_of(spec: StepSpec, raw: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | None:
     """The digest of what of the arguments counts, if the step declares such a view."""
     if spec.digest_view is not None:
         return digest(msgspec.json.encode(spec.digest_view(*args, **kwargs), order="sorted"))

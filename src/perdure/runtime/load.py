@@ -140,7 +140,7 @@ class Past:
         digest = getattr(self.events[index], "input", None)
         return unpack(digest, None, self._fetch) if digest else None
 
-    def _input_of(self, key: Key) -> bytes | None:
+    def input_of(self, key: Key) -> bytes | None:
         """The arguments of a call, if they were kept."""
         for index, event in enumerate(self.events):
             if isinstance(event, e.Keyed) and event.key == key and getattr(event, "input", None):
@@ -190,7 +190,7 @@ class Past:
     def replay(self, execution: Execution) -> None:
         """Deliver every recorded outcome, in the order of the history."""
         execution.is_replaying = True
-        execution.claims.input_of, without = self._input_of, execution.claims.input_of
+        execution.claims.input_of, without = self.input_of, execution.claims.input_of
         outcomes = [each for each in zip(self.events, self.stored.rows, strict=True) if each[0].is_outcome]
         execution.outcomes_left = len(outcomes)
         with execution.loop.entered():

@@ -486,10 +486,11 @@ class Premises:
         """With the arguments: what had these is superseded, and hosted code finds its calls by them."""
         memo, ask, spec = flight.live.execution.memo, flight.ask, flight.ask.spec
         output, given = pack(raw, memo), pack(spec.request if isinstance(spec, CallSpec) else ask.input, memo)
-        has_view = ":" not in ask.key[0] and (spec.digest_view is not None or bool(spec.ignore))
+        is_hosted = ":" in ask.key[0]
+        has_view = not is_hosted and (spec.digest_view is not None or bool(spec.ignore))
         event = e.StepCompleted(
-            *ask.key, ask.name, ask.use, output.digest, None if has_view else given.digest, None, spec.record_input,
-            flight.number, flight.started_at,
+            *ask.key, ask.name, ask.use, output.digest, None if has_view else given.digest,
+            ask.view if is_hosted else None, spec.record_input, flight.number, flight.started_at,
         )  # fmt: skip
         flight.live.record(event, output=output, input=given if spec.record_input and not has_view else None)
 

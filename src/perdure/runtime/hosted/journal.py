@@ -24,6 +24,7 @@ from perdure.clock import when
 from perdure.codec import pack
 from perdure.engine.calls import EffectAsk, Grant, Key, SectionAsk, section_of
 from perdure.engine.chapters import ContinueAsNew, next_chapter
+from perdure.engine.claims import beside
 from perdure.engine.execution import REFUSALS_MAX
 from perdure.engine.mailbox import unread
 from perdure.engine.randomness import drawn
@@ -40,6 +41,7 @@ from perdure.runtime.hosted.steps import HostedSteps
 from perdure.runtime.hosted.unwound import Unwound
 from perdure.runtime.hosted.waits import HostedWaits
 from perdure.runtime.live import LiveRun
+from perdure.runtime.load import Past
 from perdure.specs import Retry, StepSpec, Usage, WorkflowSpec
 
 if TYPE_CHECKING:
@@ -50,7 +52,10 @@ log = logging.getLogger("perdure")
 T = TypeVar("T")
 
 HELD_LOOK_SECONDS = 0.25
-HELD_TASKS_SECONDS = 5.0
+HELD_QUIET_SECONDS = 5.0
+"""So long nothing has to be heard of code that waits elsewhere than in the journal: maybe not for others of its own."""
+HELD_SILENT_SECONDS = 60.0
+"""So long for threads that are at work and have not asked for anything yet: maybe they never do."""
 _WAITING_MODULES = (
     "/threading.py",
     "/queue.py",
@@ -112,6 +117,8 @@ class Journal:
         self._put_aside: list[Request] = []
         self._left: dict[str, deque[tuple[Key, e.Keyed, int, bytes | None]]] = {}
         self.participants: dict[object, int] = {}
+        self.started: set[threading.Thread] = set()
+        """Threads that the code has started, or that are busy with what it gave to a pool. They say so themselves."""
         self.lane_now: dict[str, int] = {}
         self.lane_randoms: dict[str, int] = {}
         self.began_at = self.live.execution.now_us
@@ -146,7 +153,8 @@ class Journal:
             request.digest = request.packed.digest
         for who in request.waiting:
             self.participants[who] = self.participants.get(who, 0) + 1
-        record = self.unused.claim(request.lane, request.name, request.digest)
+        digests = (request.digest,) if request.view is None else (request.view, request.digest)
+        record = self.unused.claim(request.lane, request.name, *digests)
         if record is None and self.unused and self.cancelled is None:
             self.held.append(request)
             self.loop.call_later(HELD_LOOK_SECONDS, self._look_at_held)
@@ -391,16 +399,45 @@ class Journal:
         """Divergence is only certain when everybody waits and something recorded is unused."""
         if not self.held or self.is_closed:
             return
-        if all(self._is_waiting(who) for who in self.participants):
-            wanted, nearest = self.held[0], self.unused.left()[0]
-            self.live.execution.diverge(
-                f"section {self.ask.label}: the history has {nearest.name!r} (lane {nearest.lane}), unused so far",
-                f"the code asks for {wanted.name!r} (lane {wanted.lane}) with other arguments or in another place",
-            )
+        if all(map(self._has_halted, self.participants)) and all(map(self._is_silent, list(self.started))):
+            self.live.execution.diverge(*self._parted(self.held[0]))
             self.close()
             self.turns.advance(self.live)
         else:
             self.loop.call_later(HELD_LOOK_SECONDS, self._look_at_held)
+
+    def _parted(self, wanted: Request) -> tuple[str, str]:
+        """What the history has in the place of a call, and what the code asks for: the nearest that is unused."""
+        near = min(self.unused.left(), key=lambda record: (record.name != wanted.name, record.lane != wanted.lane))
+        recorded = f"section {self.ask.label}: the history has {near.name!r} (lane {near.lane})"
+        asked = f"the code asks for {wanted.name!r} (lane {wanted.lane})"
+        kept = self._kept_input_of(near.key) if near.name == wanted.name and wanted.arguments is not None else None
+        if kept is not None and wanted.arguments is not None:
+            one, other = beside(kept, wanted.arguments)
+            recorded, asked = f"{recorded} with {one}", f"{asked} with {other}"
+        return f"{recorded}, never asked for", asked
+
+    def _kept_input_of(self, key: Key) -> bytes | None:
+        with contextlib.suppress(StoreError):
+            return Past(self.turns.store.load(self.live.rid), self.turns.store).input_of(key)
+        return None
+
+    def _has_halted(self, who: object) -> bool:
+        """Whether somebody does not come to its next call by itself. Who waits elsewhere may wait for another process,
+        or for a socket: it is to be quiet for a while."""
+        if self.participants.get(who, 0) > 0:
+            return True
+        return self._is_waiting(who) and self._is_quiet_for(HELD_QUIET_SECONDS)
+
+    def _is_silent(self, thread: threading.Thread) -> bool:
+        """Whether no call is to be expected of a thread that the code has started."""
+        if thread.ident in self.participants:  # it has asked before
+            return True
+        is_at_work = thread.ident is None or not self._is_waiting(thread.ident)
+        return self._is_quiet_for(HELD_SILENT_SECONDS if is_at_work else HELD_QUIET_SECONDS)
+
+    def _is_quiet_for(self, seconds: float) -> bool:
+        return self.loop.time() - self.last_activity > seconds
 
     def _is_waiting(self, who: object) -> bool:
         if self.participants.get(who, 0) > 0:
@@ -408,7 +445,7 @@ class Journal:
         if isinstance(who, int):
             frame = sys._current_frames().get(who)  # pyright: ignore[reportPrivateUsage]
             return frame is None or frame.f_code.co_filename.endswith(_WAITING_MODULES)
-        return self.loop.time() - self.last_activity > HELD_TASKS_SECONDS
+        return self._is_quiet_for(HELD_QUIET_SECONDS)
 
     @property
     def is_idle(self) -> bool:

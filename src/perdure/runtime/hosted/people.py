@@ -90,7 +90,7 @@ class HostedPeople:
         finds it again after a restart."""
         of = (*wanted.key, wanted.name, wanted.key[1] + 1)
         if wanted.record is None:
-            wanted.record = Record(wanted.key, wanted.lane, wanted.name, wanted.digest, None, 0, None)
-            started = e.StepStarted(*of, wanted.digest, attempt=1)
+            wanted.record = Record(wanted.key, wanted.lane, wanted.name, wanted.view or wanted.digest, None, 0, None)
+            started = e.StepStarted(*of, wanted.digest, wanted.view, attempt=1)
             self._turns.report(self._live, started, input=wanted.packed)
         self._turns.parking.block_asked(self._live, e.RunBlocked(reason, hint, *of))

@@ -41,7 +41,7 @@ def records_of(history: Iterable[Happened]) -> list[Record]:
     records: dict[Key, Record] = {}
     for place, (event, at, raw) in enumerate(history):
         before = records.get(event.key)
-        digest = getattr(event, "input", None) or (before.digest if before else None)
+        digest = getattr(event, "view", None) or getattr(event, "input", None) or (before.digest if before else None)
         lane = event.task.partition("/")[2]
         record = before or Record(event.key, lane, event.name, digest, None, at, None)
         if isinstance(event, OUTCOMES):
@@ -79,9 +79,14 @@ class Unclaimed:
         """All of them, in the order of the history."""
         return list(self._left.values())
 
-    def claim(self, lane: str, name: str, digest: bytes | None) -> Record | None:
-        """Take the oldest record of this call: of its own lane, else of any."""
-        return self._first(self._of_lane.get((lane, name, digest))) or self._first(self._of_any.get((name, digest)))
+    def claim(self, lane: str, name: str, *digests: bytes | None) -> Record | None:
+        """Take the oldest record of this call, by the first of the digests that finds one: of its own lane, else of
+        any."""
+        found = (
+            self._first(self._of_lane.get((lane, name, digest))) or self._first(self._of_any.get((name, digest)))
+            for digest in digests
+        )
+        return next(filter(None, found), None)
 
     def _first(self, keys: deque[Key] | None) -> Record | None:
         """Those claimed by the other way are skipped, each once."""

@@ -38,13 +38,14 @@ class Request:
     `waiting`: the threads or tasks that wait for the answer. `started`: of a child run that is not waited for at once.
     `is_reported`: an outcome is on its way into the history, so no other may follow. `is_held_back`: the run is paused
     or blocked; it is performed when that is over. Of effects: `as_ask` makes what is sent, `hears` is told what came of
-    it. `is_undoing`: a saga asks for it, which goes on when the section is cancelled. `rests`: the
-    step, if its result rests on something, with its arguments. `kind`: of what people are asked,
-    approval or question."""
+    it. `is_undoing`: a saga asks for it, which goes on when the section is cancelled. `rests`: the step, if its result
+    rests on something, with its arguments. `view`: the digest of what of the arguments counts, if not all of it does.
+    `kind`: of what people are asked, approval or question."""
 
     def __init__(self, lane: str, name: str, arguments: bytes | None, perform: Callable[[Request], None]) -> None:
         self.lane, self.name, self.arguments, self.perform = lane, name, arguments, perform
         self.digest: bytes | None = None
+        self.view: bytes | None = None
         self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self.key: Key = ("", 0)
         self.record: Record | None = None

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure.engine.calls import EffectAsk, Grant, StepAsk, linked
+from perdure.engine.execution import view_of
 from perdure.engine.sagas import Undoing, open_here
 from perdure.ledger.operations import business_key_of
 from perdure.runtime.attempt import LANE
@@ -42,6 +43,7 @@ class HostedSteps:
             business_key = business_key_of(spec, args, kwargs)
         given = (spec, raw, business_key, undoing, grant)
         request = Request(LANE.get(), spec.name, raw, lambda request: self.perform(request, *given))
+        request.view = view_of(spec, raw, args, kwargs)
         request.load = load_with(spec.result, spec.raises)
         request.rests = None if spec.rests is None else (spec, raw)
         if isinstance(spec, EffectSpec):
@@ -71,8 +73,8 @@ class HostedSteps:
         key, use, future = request.key, request.key[1] + 1, unused_future(self._live)
         packed, is_recorded = request.packed, request.record is not None
         if business_key is None:
-            return linked(StepAsk(key, spec.name, use, future, spec, raw, None, packed, is_recorded, grant))
-        ask = EffectAsk(key, spec.name, use, future, spec, raw, None, packed, is_recorded, grant, business_key)
+            return linked(StepAsk(key, spec.name, use, future, spec, raw, request.view, packed, is_recorded, grant))
+        ask = EffectAsk(key, spec.name, use, future, spec, raw, request.view, packed, is_recorded, grant, business_key)
         if undoing is not None:
             ask.undoes, ask.revision = undoing
         return linked(ask)
