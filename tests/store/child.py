@@ -91,6 +91,13 @@ def hold_the_turn(path: str) -> None:
     say("released")
 
 
+def hold_the_turn_twice(path: str) -> None:
+    """The same, when it is told to, and once more after that."""
+    wait_for_line()
+    hold_the_turn(path)
+    hold_the_turn(path)
+
+
 def stall_in_migration(path: str, after: str) -> None:
     """Stops for good after so many statements of the first migration."""
     statements_of = schema.statements_of
@@ -233,6 +240,7 @@ TASKS: dict[str, Callable[..., None]] = {
         append_forever,
         live,
         hold_the_turn,
+        hold_the_turn_twice,
         stall_in_migration,
         fork,
         fork_while_reading,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
 import sqlite3
@@ -12,11 +13,14 @@ from pathlib import Path
 import pytest
 from tests.store.conftest import Spawn, finished, line, rest, tell
 
+import perdure
+from perdure import Runtime, workflow
 from perdure.errors import StoreBusyError
 from perdure.store.protocol import Filter, Status
 from perdure.store.sql import load_migrations
 from perdure.store.sqlite import SqliteStore, schema
 from perdure.store.sqlite.turns import Turns
+from perdure.store.sqlite.writer import HURRIED_SECONDS
 from perdure.testing.conformance.base import KNOWN, append, new_run
 
 NEWEST = str(len(load_migrations(str(Path(schema.__file__).parent / "migrations"))))
@@ -156,8 +160,7 @@ def test_whoever_leaves_does_not_wait_for_one_that_hangs_in_the_middle_of_a_writ
         turns = store._writer._turns  # pyright: ignore[reportPrivateUsage]
         while (waiter := turns._waiter) is None or not waiter.is_asked:  # pyright: ignore[reportPrivateUsage]
             time.sleep(0.001)
-        store.hurry()
-        with pytest.raises(StoreBusyError, match="is one of them stopped"):
+        with store.hurried(), pytest.raises(StoreBusyError, match="is one of them stopped"):
             waiting.result(timeout=60)
     store.close()
     tell(child)
@@ -182,6 +185,37 @@ def test_who_is_told_to_hurry_before_it_waits_gives_up_soon(path: str, has_waite
     assert time.monotonic() < until
     hung.close()
     leaving.close()
+
+
+@workflow
+async def waits() -> None:
+    await perdure.receive("never")
+
+
+def test_a_runtime_leaves_as_soon_on_a_store_that_was_given_and_the_store_waits_again_after_that(
+    path: str, spawn: Spawn
+) -> None:
+    store = SqliteStore(path, busy_seconds=20)
+    child = spawn("hold_the_turn_twice", path)
+
+    async def main() -> float:
+        async with Runtime(store, workflows=[waits]) as runtime:
+            await runtime.start(waits.call())
+            tell(child)
+            assert line(child) == "holding"
+            began = time.monotonic()
+        return time.monotonic() - began
+
+    assert asyncio.run(main()) < 20  # one write that it waits for in vain would take as long
+    tell(child)
+    assert [line(child), line(child)] == ["released", "holding"]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.commit, [new_run("r")])
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=2 * HURRIED_SECONDS)
+        tell(child)
+        assert len(waiting.result(timeout=60)) == 1
+    store.close()
 
 
 def test_a_turn_that_comes_too_late_is_passed_on(path: str, spawn: Spawn) -> None:

@@ -182,9 +182,8 @@ class Runtime(Client):
             await self._announcer.close()
             self._announcer = None
         if self._host_open is not None:
-            if self._owns_store and self._open is not None:
-                self._open.hurry()
-            self.unfinished = await self._host_open.close()
+            with self._store.hurried():
+                self.unfinished = await self._host_open.close()
             self._host_open = None
             if self.unfinished:
                 shown = ", ".join(self.unfinished[:10]) + (", ..." if len(self.unfinished) > 10 else "")

@@ -6,9 +6,10 @@ so that each sees the others' commits as news; `kill()` takes a worker's proof o
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -228,8 +229,13 @@ class MemoryStore:
     def is_free(self) -> bool:
         return self._turn.is_free()
 
-    def hurry(self) -> None:
+    @contextlib.contextmanager
+    def hurried(self) -> Generator[None, None, None]:
         self._turn.hurries = True
+        try:
+            yield
+        finally:
+            self._turn.hurries = False
 
     def _count_commit(self) -> None:
         self._shared.commits += 1

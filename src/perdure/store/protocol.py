@@ -14,6 +14,7 @@ Times are microseconds since the epoch, UTC. Digests are 32 bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -488,9 +489,9 @@ class Store(Protocol):
         """Whether a commit could begin at once, without queueing behind another thread or process."""
         ...
 
-    def hurry(self) -> None:
-        """Whoever has this handle is about to leave: what waits for other writers, now or later, soon gives up with
-        StoreBusyError."""
+    def hurried(self) -> AbstractContextManager[None]:
+        """Whoever has this handle is about to leave: while this lasts, what waits for other writers, since earlier or
+        from now on, soon gives up with StoreBusyError."""
         ...
 
     # ── workers ──────────────────────────────────────────────────────────────────────────────

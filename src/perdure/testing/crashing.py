@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, TypeVar
 
 from perdure.decisions import ApprovalEntry
@@ -197,8 +198,8 @@ class CrashingStore:
     def is_free(self) -> bool:
         return self._living(self.inner.is_free)
 
-    def hurry(self) -> None:
-        self.inner.hurry()
+    def hurried(self) -> AbstractContextManager[None]:
+        return self.inner.hurried()
 
     def workers(self) -> list[WorkerInfo]:
         return self._living(self.inner.workers)

@@ -99,6 +99,8 @@ class NoWriter(Writer):
 
     def hurry(self) -> None: ...
 
+    def take_time(self) -> None: ...
+
     def changed(self) -> bool:
         """Nothing tells, so whoever waits for news looks."""
         return True

@@ -5,12 +5,13 @@ Nothing here interprets an event. What happens inside a transaction stands in `c
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -173,8 +174,13 @@ class SqliteStore:
         self._check_usable()
         return self._writer.is_free()
 
-    def hurry(self) -> None:
+    @contextlib.contextmanager
+    def hurried(self) -> Generator[None, None, None]:
         self._writer.hurry()
+        try:
+            yield
+        finally:
+            self._writer.take_time()
 
     # ── workers ──────────────────────────────────────────────────────────────────────────────
     def enter(self, worker: str, *, lease_seconds: float, workflows: Sequence[str]) -> None:

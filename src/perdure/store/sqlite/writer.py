@@ -7,6 +7,7 @@ the database for what this process itself wrote last.
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 import threading
 import time
@@ -47,7 +48,7 @@ class Writer:
         self.facts = Facts()
         self._turns = turns
         self._log = Log(path)
-        self._busy_seconds = busy_seconds
+        self._patience_seconds = self._busy_seconds = busy_seconds
         self._next = threading.Lock()  # two locks, as in `turns`: a thread that never pauses starves no other
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
@@ -137,7 +138,7 @@ class Writer:
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = connect(self.path, busy_seconds=self._busy_seconds)
+            self._connection = connect(self.path, busy_seconds=self._patience_seconds)
             self._version = None
         return self._connection
 
@@ -170,6 +171,11 @@ class Writer:
         """Other processes are not waited for any longer than a moment, also by a thread that does so now."""
         self._busy_seconds = min(self._busy_seconds, HURRIED_SECONDS)
         self._turns.hurry(HURRIED_SECONDS)
+
+    def take_time(self) -> None:
+        """Other processes are waited for again."""
+        self._busy_seconds = self._patience_seconds
+        self._turns.hurry(math.inf)
 
     def is_free(self) -> bool:
         if not self._lock.acquire(blocking=False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +167,11 @@ class CarePromises(StoreCase):
                 assert writes.wait(SECONDS_MAX)
                 assert not self.store.is_free()
                 waiting = threads.submit(patient.commit, [new_run("patient")])
-                self.gives_up(threads.submit(self.store.commit, [new_run("now")]))
-                self.gives_up(threads.submit(self.store.commit, [new_run("later")]))
+                already = threads.submit(self.store.commit, [new_run("now")])
+                with self.store.hurried():
+                    for write in (already, threads.submit(self.store.commit, [new_run("later")])):
+                        with pytest.raises(StoreBusyError):
+                            write.result(SECONDS_MAX)
                 assert not waiting.done()
             finally:
                 goes_on.set()
@@ -177,8 +180,3 @@ class CarePromises(StoreCase):
         assert [info.run_id for info in self.store.runs(Filter())] == ["patient", "r"]
         assert self.store.is_free()
         self.start("not busy any more")
-
-    def gives_up(self, write: Future[Any]) -> None:
-        self.store.hurry()
-        with pytest.raises(StoreBusyError):
-            write.result(SECONDS_MAX)
