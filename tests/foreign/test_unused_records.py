@@ -51,7 +51,7 @@ def ask(what: str) -> str:
     return what.upper()
 
 
-def twice(code: Callable[[], list[str]], meanwhile: Callable[[Runtime], Any], *, recorded: int) -> list[str]:
+def twice(code: Callable[[], Any], meanwhile: Callable[[Runtime], Any], *, recorded: int) -> list[str]:
     """Host this code until so many calls are recorded, and again from its start."""
     make = on_one_store(evict_after=1000)
 
@@ -80,7 +80,7 @@ async def until_recorded(run: Run[Any], steps: int) -> None:
     await eventually(are_recorded)
 
 
-CODE: list[Callable[[], list[str]]] = []
+CODE: list[Callable[[], Any]] = []
 
 
 @pytest.fixture(autouse=True)
@@ -134,8 +134,27 @@ def in_threads() -> list[str]:
     return [found["first"], found["second"]]
 
 
-@pytest.mark.parametrize("code", [in_a_pool, in_threads])
-def test_a_thread_that_has_not_asked_yet_may_be_the_one_who_will(code: Callable[[], list[str]]) -> None:
+async def in_coroutines() -> list[str]:
+    """The same, where the work is done by awaiting something."""
+
+    async def turns(fact: Callable[[], bool]) -> None:
+        while not fact():
+            await asyncio.sleep(0.001)
+
+    async def first() -> str:
+        before = await asyncio.to_thread(ask, "a1")
+        await turns(lambda: is_again() or GATE.is_set())
+        return before + await asyncio.to_thread(ask, "a2")
+
+    async def second() -> str:
+        await turns(lambda: not is_again() or GATE.is_set())
+        return await asyncio.to_thread(ask, "b1")
+
+    return list(await asyncio.gather(first(), second()))
+
+
+@pytest.mark.parametrize("code", [in_a_pool, in_threads, in_coroutines])
+def test_who_has_not_asked_yet_may_be_the_one_who_will(code: Callable[[], Any]) -> None:
     """It is at work on something that is no step, for much longer than others are given."""
 
     async def let_go_later(runtime: Runtime) -> None:

@@ -53,9 +53,10 @@ T = TypeVar("T")
 
 HELD_LOOK_SECONDS = 0.25
 HELD_QUIET_SECONDS = 5.0
-"""So long nothing has to be heard of code that waits elsewhere than in the journal: maybe not for others of its own."""
+"""So long nothing has to be heard of a thread that waits elsewhere than in the journal: maybe not for its own kind."""
 HELD_SILENT_SECONDS = 60.0
-"""So long for threads that are at work and have not asked for anything yet: maybe they never do."""
+"""So long of those who may be at work: threads that have not asked for anything yet, and coroutines, of which nobody
+can tell what they wait for."""
 _WAITING_MODULES = (
     "/threading.py",
     "/queue.py",
@@ -427,7 +428,9 @@ class Journal:
         or for a socket: it is to be quiet for a while."""
         if self.participants.get(who, 0) > 0:
             return True
-        return self._is_waiting(who) and self._is_quiet_for(HELD_QUIET_SECONDS)
+        return self._is_waiting(who) and self._is_quiet_for(
+            HELD_QUIET_SECONDS if isinstance(who, int) else HELD_SILENT_SECONDS
+        )
 
     def _is_silent(self, thread: threading.Thread) -> bool:
         """Whether no call is to be expected of a thread that the code has started."""
