@@ -108,6 +108,14 @@ class EffectFlight(Flight):
         return self.live.execution.known.effects[self.ask.key]
 
     @property
+    def only_waits(self) -> bool:
+        standing, performer = self.live.execution.known.effects.get(self.ask.key), self.performer
+        if not super().only_waits or standing is None or self.is_cancelled:
+            return False
+        is_told = standing.state is EffectState.FAILED_RETRYABLE or standing.doubt is not None
+        return is_told and not performer.is_in_thread(self.live, self.ask.key)
+
+    @property
     def may_have_left(self) -> bool:
         """Whether the request may have left, and nothing proves what became of it."""
         standing = self.live.execution.known.effects.get(self.ask.key)

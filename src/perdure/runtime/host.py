@@ -287,11 +287,14 @@ class Host:
         if len(self.turns.live) >= self.options.runs_max:
             patience = 0  # what only waits makes room for what is due
         for live in list(self.turns.live.values()):
-            if not self.turns.parking.may_leave(live):
+            attempt_at = self.turns.parking.next_attempt_of_suspect(live)
+            if attempt_at is None and not self.turns.parking.may_leave(live):
                 live.idle_since = None
             elif live.idle_since is None:
                 live.idle_since = now
-            elif now - live.idle_since >= patience and (live.alarm_at is None or live.alarm_at - now > patience):
+            elif now - live.idle_since >= patience and all(
+                at is None or at - now > patience for at in (live.alarm_at, attempt_at)
+            ):
                 self.turns.parking.release(live)
 
     def release_idle(self) -> None:

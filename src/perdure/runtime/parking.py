@@ -112,9 +112,10 @@ class Parking:
         change = self.change(live)
         if change.status is Status.RUNNING:
             change = change._replace(status=Status.WAITING, reason=self._waits_for(live))
+        moments = (self._turns.deadline(live), *(flight.wakes_at for flight in live.flights.values()))
         live.change = change._replace(
             waiting=live.waiting_bytes(), release=True,
-            due_at=None if live.is_parked else self._turns.deadline(live),
+            due_at=None if live.is_parked else min((at for at in moments if at is not None), default=None),
             wakes=Wakes.CONTROL if live.is_parked else Wakes.MAIL,
         )  # fmt: skip
         live.has_waiting_set = False
@@ -143,9 +144,20 @@ class Parking:
 
     def may_leave(self, live: LiveRun) -> bool:
         """Whether nothing is under way that would be lost with the memory."""
+        return not live.flights and self._is_quiet(live)
+
+    def next_attempt_of_suspect(self, live: LiveRun) -> int | None:
+        """When the first of its steps is tried again, if all of them wait for that, and the run is under suspicion. It
+        is better off in the store then: it cannot be what the next death is about, and keeps no other suspect waiting.
+        """
+        flights = live.flights.values()
+        if not (live.is_suspect and flights and self._is_quiet(live) and all(flight.only_waits for flight in flights)):
+            return None
+        return min(flight.wakes_at for flight in flights)
+
+    def _is_quiet(self, live: LiveRun) -> bool:
         quiet = not (
             live.is_in_turn
-            or live.flights
             or live.under_way
             or live.has_something_to_write
             or live.is_leaving

@@ -69,7 +69,7 @@ class Flight:
     __slots__ = (
         "airborne", "alarm", "ask", "beat_at", "deadline", "details", "ended_at", "facts", "first_at", "handler",
         "is_over",
-        "is_start_recorded", "live", "number", "performer", "started_at", "task", "uses",
+        "is_start_recorded", "live", "number", "performer", "started_at", "task", "uses", "wakes_at",
     )  # fmt: skip
 
     is_anew: ClassVar[bool] = False
@@ -89,9 +89,15 @@ class Flight:
         self.is_over = False
         self.handler: Handler | None = None
         self.alarm: Alarm | None = None
+        self.wakes_at = 0
         self.task: asyncio.Future[Any] | None = None
         self.started_at = self.beat_at = self.deadline = now
         self.ended_at = 0
+
+    @property
+    def only_waits(self) -> bool:
+        """Whether nothing is done about it until a moment that the history tells to whoever has the run then."""
+        return self.alarm is not None
 
     def attempt(self) -> Attempt:
         """What the body can ask about itself: also one that was given up for lost, beside the next one."""
@@ -215,13 +221,13 @@ class Performer:
 
     def _wait(self, flight: Flight, at: int) -> None:
         """Let the next attempt begin then."""
-        flight.alarm = self._clock.wake_at(at, partial(self.enqueue, flight))
+        self.wait_until(flight, at, partial(self.enqueue, flight))
 
     def wait_until(self, flight: Flight, at: int, then: Callable[[], None]) -> None:
         """Do the next thing about a flight then; a later call replaces an earlier one."""
         if flight.alarm is not None:
             flight.alarm.cancel()
-        flight.alarm = self._clock.wake_at(at, then)
+        flight.alarm, flight.wakes_at = self._clock.wake_at(at, then), at
 
     async def call(self, function: Any, argument: Any) -> Any:
         """Call what an author gave us beside the body of a step: awaited here, or in one of the threads for steps."""
