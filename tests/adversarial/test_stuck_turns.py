@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,8 +13,7 @@ from tests.runtime.hosting import PATIENCE_SECONDS, eventually, host_of, is_in_m
 
 import perdure
 from perdure import Client, Runtime, step, workflow
-from perdure.api.inbox import InboxEntry
-from perdure.runtime import lease, silence
+from perdure.runtime import lease
 from perdure.runtime.live import OpenTurn
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Status
@@ -104,8 +105,9 @@ def test_a_turn_that_hangs_in_a_thread_of_its_own_is_parked() -> None:
     assert run_async(main()) == ("blocked", "stuck_turn")
 
 
-@step(timeout=0.1)
+@step(timeout=0.3)
 async def blocks_the_loop() -> None:
+    await asyncio.sleep(0)
     GATE.wait(PATIENCE_SECONDS)
 
 
@@ -114,33 +116,96 @@ async def forgets_a_thread() -> None:
     await blocks_the_loop()
 
 
-def test_a_step_that_blocks_the_loop_is_in_the_inbox_while_it_does(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its own timeout cannot fire, and its worker lives: nobody takes the run over, so somebody has to hear of it."""
-    monkeypatch.setattr(silence, "GRACE_SECONDS", 0.1)
-    store, found = MemoryStore(), list[InboxEntry]()
+@step(timeout=1000)
+async def blocks_the_loop_in_time() -> str:
+    await asyncio.sleep(0)
+    time.sleep(0.9)
+    return "came back"
+
+
+@workflow
+async def may_block() -> str:
+    return await blocks_the_loop_in_time()
+
+
+def test_a_step_that_blocks_the_loop_for_longer_than_it_may_is_parked(caplog: pytest.LogCaptureFixture) -> None:
+    """Its own timeout cannot fire. What it gives when it comes back reaches nobody, and the worker goes on."""
+    store = MemoryStore()
 
     def look() -> None:
-        with Client(store.again()).sync() as client:
-            until = time.monotonic() + PATIENCE_SECONDS
-            while not found and time.monotonic() < until:
-                found.extend(client.inbox())
-                time.sleep(0.005)
+        until = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < until and not is_blocked(store.again(), "a"):
+            time.sleep(0.005)
         GATE.set()
 
-    async def main() -> None:
-        async with Runtime(store.again(), workflows=[forgets_a_thread], lease=0.3) as runtime:
+    async def main() -> tuple[str, str, str]:
+        async with Runtime(store.again(), workflows=[forgets_a_thread, healthy], lease=0.3) as runtime:
             onlooker = threading.Thread(target=look)
             onlooker.start()
-            await runtime.start(forgets_a_thread.call(), id="a")
+            run = await runtime.start(forgets_a_thread.call(), id="a")
             await eventually(GATE.is_set)
             onlooker.join()
+            await eventually(lambda: not is_in_memory(runtime, "a"))
+            result = await (await runtime.start(healthy.call(), id="b")).result()
+            summary = await run.summary()
+            return result, summary.reason, summary.hint
 
-    run_async(main())
-    assert [(entry.run_id, entry.reason) for entry in found] == [("a", "silent")]
-    assert "0/blocks_the_loop#1" in found[0].hint
+    result, reason, hint = run_async(main())
+    assert (result, reason) == ("done", "stuck_turn")
+    assert hint.startswith("0/blocks_the_loop#1 did not come back within 0.3 s")
     assert "in blocks_the_loop" in caplog.text, "the log says where it hangs"
+
+
+def is_blocked(store: MemoryStore, id: str) -> bool:
+    info = store.find(id)
+    return info is not None and info.status is Status.BLOCKED
+
+
+def test_a_step_may_block_the_loop_for_as_long_as_it_may_take() -> None:
+    """For longer than a turn may, and than a lease lasts: its worker is not lost to others meanwhile."""
+    store, lost = MemoryStore(), list[object]()
+
+    def look() -> None:
+        while not GATE.wait(0.02):
+            lost.extend(store.again().lost("another"))
+
+    async def main() -> str:
+        async with Runtime(store.again(), workflows=[may_block], lease=0.3) as runtime:
+            onlooker = threading.Thread(target=look)
+            onlooker.start()
+            result = await (await runtime.start(may_block.call(), id="a")).result()
+            GATE.set()
+            onlooker.join()
+            return result
+
+    assert (run_async(main()), lost) == ("came back", [])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="nobody can look into the context of a task of another loop")
+def test_a_task_of_a_body_that_blocks_the_loop_is_known() -> None:
+    async def main() -> str:
+        async with Runtime(MemoryStore(), workflows=[gathers], lease=0.3) as runtime:
+            opener = threading.Timer(1.0, GATE.set)
+            opener.start()
+            run = await runtime.start(gathers.call(), id="a")
+            await eventually(GATE.is_set)
+            return (await run.summary()).hint
+
+    assert run_async(main()).startswith("0/gathers_in_its_body#1 did not come back")
+
+
+@step(timeout=0.3)
+async def gathers_in_its_body() -> None:
+    async def blocking() -> None:
+        await asyncio.sleep(0)
+        GATE.wait(PATIENCE_SECONDS)
+
+    await asyncio.gather(blocking())
+
+
+@workflow
+async def gathers() -> None:
+    await gathers_in_its_body()
 
 
 @workflow
@@ -197,7 +262,7 @@ def test_a_turn_that_is_over_soon_after_it_is_long_has_been_logged(
     turn = OpenTurn(LiveRunOfThatName("a"), began, threading.get_ident())  # type: ignore[arg-type]
     kept = StillLease(
         "w", MemoryStore(), 1000.0, driving=lambda: turn if began <= time_passed <= began + 2.01 else None,
-        on_lost=lambda: None, on_blocked=lambda: None, now=lambda: 0, monotonic=lambda: time_passed,
+        on_lost=lambda: None, body=lambda: None, now=lambda: 0, monotonic=lambda: time_passed,
     )  # fmt: skip
     while time_passed < 5:
         time_passed += kept.seconds_to_next_look() + 0.001

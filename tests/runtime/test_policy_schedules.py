@@ -196,6 +196,12 @@ class World:
         self.runtime: RuntimeUnderTest | None = None
         self.outside = Client(self.store.again(), clock=self.clock)
 
+    @property
+    def client(self) -> Client:
+        """Who is asked and told: the runtime if there is one, for what another process wrote is seen when its time has
+        come, which may be in the middle of a death."""
+        return self.runtime or self.outside
+
     async def open(self) -> RuntimeUnderTest:
         if self.runtime is None:
             self.runtime = await RuntimeUnderTest(
@@ -211,14 +217,14 @@ class World:
         self.runtime = None
 
     async def act(self, action: tuple[Any, ...]) -> None:
-        if (await (await self.outside.get("r")).status()).is_final:
+        if (await (await self.client.get("r")).status()).is_final:
             return
         match action:
             case "several", actions:
                 for each in actions:
                     await self.act(each)
             case "go", n if n < len(self.items):
-                await (await self.outside.get("r")).send(f"go-{n}")
+                await (await self.client.get("r")).send(f"go-{n}")
             case "approve", n, by:
                 await self.approve(str(n), by)
             case "pass", seconds:
@@ -239,7 +245,7 @@ class World:
 
     async def approve(self, order: str, by: str) -> None:
         """What is asked about this order just now. Each request is approved for itself."""
-        client = self.runtime or self.outside
+        client = self.client
         pending = [it for it in await client.requests(run="r", status="pending") if it.key == order]
         if not pending:
             return

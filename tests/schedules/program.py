@@ -162,6 +162,17 @@ async def hangs_in_its_turn() -> None:
     time.sleep(1000)
 
 
+@step(timeout=0.6)
+async def hangs_on_the_loop() -> None:
+    did("hangs")
+    time.sleep(1000)
+
+
+@workflow
+async def hangs_in_a_step() -> None:
+    await hangs_on_the_loop()
+
+
 @step
 async def gets_on_and_dies() -> int:
     begin = perdure.last_heartbeat(int) or 0
@@ -354,6 +365,7 @@ async def asks_first(how: str) -> str:
 
 WORKFLOWS = [
     hangs_in_its_turn,
+    hangs_in_a_step,
     dying_on_its_way,
     killer,
     innocent,
@@ -444,12 +456,28 @@ async def start_asking(opened: Runtime) -> None:
 
 
 async def hang(opened: Runtime) -> None:
+    await begin_to_hang(opened)
+    await opened.start(hangs_in_its_turn.call(), id="hung")
+    await asyncio.Event().wait()
+
+
+async def hang_in_a_step(opened: Runtime) -> None:
+    await begin_to_hang(opened)
+    await opened.start(hangs_in_a_step.call(), id="hung")
+    await asyncio.Event().wait()
+
+
+async def hang_itself(opened: Runtime) -> None:
+    await begin_to_hang(opened)
+    did("hangs")
+    time.sleep(1000)
+
+
+async def begin_to_hang(opened: Runtime) -> None:
     from perdure.runtime import lease
 
     lease.LOOP_BLOCKED_SECONDS_MAX = 0.5
     await opened.start(waits.call(), id="beside")
-    await opened.start(hangs_in_its_turn.call(), id="hung")
-    await asyncio.Event().wait()
 
 
 async def start_dying(opened: Runtime) -> None:
@@ -503,6 +531,8 @@ ROLES: dict[str, Callable[[Runtime], Awaitable[None]]] = {
     role.__name__: role
     for role in (
         hang,
+        hang_in_a_step,
+        hang_itself,
         start_dying,
         fork,
         serve,

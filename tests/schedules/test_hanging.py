@@ -25,7 +25,11 @@ def world(tmp_path: Path) -> World:
 # ── a turn that does not come back ──────────────────────────────────────────────────────────
 
 
-def test_a_turn_that_does_not_come_back_is_parked_and_hangs_no_other_worker(world: World) -> None:
+@pytest.mark.parametrize(
+    ("role", "told"),
+    [("hang", "its turn did not come back"), ("hang_in_a_step", "0/hangs_on_the_loop#1 did not come back")],
+)
+def test_code_that_does_not_come_back_is_parked_and_hangs_no_other_worker(world: World, role: str, told: str) -> None:
     """The lease thread parks the run under its own epoch before it lets the lease go; then others take what is left."""
 
     async def main() -> None:
@@ -38,11 +42,26 @@ def test_a_turn_that_does_not_come_back_is_parked_and_hangs_no_other_worker(worl
             await beside.send("go", "taken over")
             assert await beside.result(timeout=30) == "taken over"
             hung = await (await client.get("hung")).summary()
-            assert (hung.reason, "blocks or spins" in hung.hint) == ("stuck_turn", True)
+            assert (hung.reason, told in hung.hint) == ("stuck_turn", True)
             assert not is_in_memory(other, "hung")
             assert world.what() == ["hangs"]
 
-    with world.worker("hang", lease=1):
+    with world.worker(role, lease=1):
+        run_async(main())
+
+
+def test_a_program_that_blocks_its_own_loop_loses_its_runs_to_others(world: World) -> None:
+    """No run is to blame: whoever takes them over does not hang."""
+
+    async def main() -> None:
+        await eventually(lambda: world.what() == ["hangs"])
+        async with Runtime(world.store, workflows=program.WORKFLOWS, lease=1) as other:
+            beside = await other.get("beside")
+            await beside.send("go", "taken over")
+            assert await beside.result(timeout=30) == "taken over"
+            assert [run.status for run in await other.list(status="blocked")] == []
+
+    with world.worker("hang_itself", lease=1):
         run_async(main())
 
 

@@ -18,6 +18,7 @@ from perdure.clock import MICROSECONDS, Alarm, Clock
 from perdure.engine import exact
 from perdure.engine.here import HERE
 from perdure.errors import StoreBusyError, StoreError
+from perdure.runtime.blocking import body_on
 from perdure.runtime.lease import Lease
 from perdure.runtime.live import LiveRun
 from perdure.runtime.options import Options, catalog_of
@@ -96,7 +97,7 @@ class Host:
         self.lease = make_lease(
             self.worker, store, options.lease_seconds, driving=lambda: self.turns.driving,
             on_lost=lambda: self._loop.call_soon_threadsafe(self._lost_everything),
-            on_blocked=self.silence.look, now=clock.now,
+            body=lambda: body_on(self._loop, self.turns), now=clock.now,
             monotonic=options.stopwatch,
         )  # fmt: skip
         self.turns.performer.may_begin = self.lease.is_valid

@@ -1,10 +1,10 @@
 """Keeps the worker's lease alive from a thread of its own, and watches the loop that turns are driven on.
 
 A blocked loop (a long turn, a blocking call in the program) does not cost the lease for LOOP_BLOCKED_SECONDS_MAX; then
-the run whose turn is open is parked as `stuck_turn`, under its epoch, and the lease is let go until the loop comes
-round again. A turn that hangs in a thread of its own blocks no loop: its run is parked, the lease is kept. So it is
-where no turn is open, but a step's body blocks the loop, or the program: whoever took the run over would hang on the
-same body. Then somebody has to be told, from this thread, for the loop tells nobody anything.
+the run whose turn is open is parked as `stuck_turn`, under its epoch, so that no other worker hangs on it too, and the
+lease is let go until the loop comes round again: others go on with everything else. A body that blocks the loop has as
+long as it may take by its own declaration, for its timeout cannot fire; meanwhile the log says where it hangs. A turn
+that hangs in a thread of its own blocks no loop: its run is parked, the lease is kept.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable
 from perdure.errors import StoreError
 from perdure.history import events as e
 from perdure.history.chain import link
+from perdure.runtime.blocking import Body
 from perdure.runtime.live import LiveRun, OpenTurn
 from perdure.store.protocol import Append, Change, Done, Moved, Outcome, Row, Status, Store, Wakes
 
@@ -41,7 +42,7 @@ class Lease:
         *,
         driving: Callable[[], OpenTurn | None],
         on_lost: Callable[[], object],
-        on_blocked: Callable[[], object],
+        body: Callable[[], Body | None],
         now: Callable[[], int],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -50,12 +51,12 @@ class Lease:
         self._seconds = lease_seconds
         self._driving = driving
         self._on_lost = on_lost
-        self._on_blocked = on_blocked
+        self._body = body
         self._now = now
         self._monotonic = monotonic
         self._logged: float | None = None
         self._parked: tuple[int, float] | None = None
-        self._blocked_at: float | None = None
+        self._told: float | None = None
         self.pause_seconds = min(1.0, lease_seconds / 3)
         self.loop_seen = self._renewed = monotonic()
         self.valid_until = monotonic() + lease_seconds
@@ -103,23 +104,35 @@ class Lease:
         turn = self._driving()
         is_blocked = now - self.loop_seen > LOOP_BLOCKED_SECONDS_MAX
         if turn is None:
-            if is_blocked:
-                self._tell_of_block(now)
-            return False
-        if now - turn.since > LOOP_BLOCKED_SECONDS_MAX and self._parked != (turn.live.rid, turn.since):
-            self._parked = (turn.live.rid, turn.since)
-            self._park(turn.live)
+            return is_blocked and self._is_hanging(now)
+        if now - turn.since > LOOP_BLOCKED_SECONDS_MAX:
+            self._park_once(turn.live, turn.since, "its turn", LOOP_BLOCKED_SECONDS_MAX, "the workflow's code")
         return is_blocked
 
-    def _tell_of_block(self, now: float) -> None:
-        """Once to the log, and as long as it lasts to whoever looks after the runs."""
-        if self._blocked_at != self.loop_seen:
+    def _is_hanging(self, now: float) -> bool:
+        """No turn is open: whether what blocks the loop instead has had its time. The program's own code has had it: on
+        that nobody else would hang."""
+        self._tell_of_block()
+        body = self._body()
+        if body is None:
+            return True
+        if now - self.loop_seen <= body.seconds_max:
+            return False
+        self._park_once(body.live, self.loop_seen, body.label, body.seconds_max, "its code, on the event loop,")
+        return True
+
+    def _tell_of_block(self) -> None:
+        if self._told != self.loop_seen:
+            self._told = self.loop_seen
             log.warning(
                 "the event loop is blocked for %g s, and no step or run on it gets on:\n%s",
                 LOOP_BLOCKED_SECONDS_MAX, _stack_of(self._loop_thread),
             )  # fmt: skip
-        self._blocked_at = self.loop_seen = now  # look again after as long a time
-        self._on_blocked()
+
+    def _park_once(self, live: LiveRun, since: float, what: str, seconds: float, whose: str) -> None:
+        if self._parked != (live.rid, since):
+            self._parked = (live.rid, since)
+            self._park(live, f"{what} did not come back within {seconds:g} s: {whose} blocks or spins")
 
     def is_valid(self) -> bool:
         """Whether nobody can have taken this worker for dead. Asked right before something is begun."""
@@ -149,9 +162,8 @@ class Lease:
             turn.live.run_id, TURN_LOGGED_SECONDS, _stack_of(turn.thread),
         )  # fmt: skip
 
-    def _park(self, live: LiveRun) -> None:
-        """Park the run that hangs in its turn, so that no other worker hangs on it too."""
-        hint = f"its turn did not come back within {LOOP_BLOCKED_SECONDS_MAX:g} s: the workflow's code blocks or spins"
+    def _park(self, live: LiveRun, hint: str) -> None:
+        """Park the run that hangs, so that no other worker hangs on it too."""
         envelope = e.encode(e.RunBlocked("stuck_turn", hint))
         change = Change(status=Status.BLOCKED, reason="stuck_turn", hint=hint, release=True, wakes=Wakes.CONTROL)
         outcome: Outcome | StoreError | None = None
@@ -168,9 +180,9 @@ class Lease:
         except StoreError as error:
             outcome = error
         if isinstance(outcome, Done):
-            log.error("run %s hangs in its turn and is parked as stuck_turn", live.run_id)
+            log.error("run %s hangs and is parked as stuck_turn: %s", live.run_id, hint)
         else:
-            log.error("run %s hangs in its turn and could not be parked: %s", live.run_id, outcome)
+            log.error("run %s hangs and could not be parked: %s", live.run_id, outcome)
 
 
 def _stack_of(thread: int) -> str:

@@ -333,6 +333,10 @@ class Sections:
                 if rid == live.rid:
                     del self._to_undo[rid, key]
 
+    def journal_of(self, task: asyncio.Task[Any]) -> Journal | None:
+        """Whose code runs in this task."""
+        return next((journal for journal in list(self._journals.values()) if task in journal.participants), None)
+
     def is_still(self, live: LiveRun) -> bool:
         """Whether all hosted code of the run waits for time to pass, or for news from outside."""
         return not live.has_sections or all(j.is_idle or j.is_still for j in self._of(live))

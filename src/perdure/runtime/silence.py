@@ -48,10 +48,9 @@ class Silence:
         self._noted: dict[int, int] = {}
 
     def look(self) -> None:
-        """Note which runs have become silent since the last look. Called on the loop; while that is blocked, by the
-        thread that keeps the lease."""
+        """Note which runs have become silent since the last look."""
         now, turns = self._turns.clock.now(), self._turns
-        for live in list(turns.live.values()):
+        for live in turns.live.values():
             if now - live.last_at < GRACE_SECONDS * MICROSECONDS or self._noted.get(live.rid) == live.length:
                 continue
             until = None if self._is_waiting(live) else allowed_until(turns, live)
