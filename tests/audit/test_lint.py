@@ -343,6 +343,10 @@ def test_a_def_workflow_calls_def_steps_directly() -> None:
     assert in_workflow("x = add(1, 2)\nadd(1)", header) == []
     assert in_workflow("import threading; threading.Thread(target=f)", header) == []
     assert in_workflow("time.time()", header) == ["clock"]
+    assert in_workflow("perdure.sleep(1)\nx = perdure.receive('word')", header) == ["async-call", "async-call"]
+    assert in_workflow("fetch(q)\nperdure.sync.wait(fetch.call(q))\nperdure.sync.sleep(1)", header) == ["async-call"]
+    inner = "async def inner() -> None:\n    await perdure.sleep(1)\n    await fetch(q)\nperdure.section('').run(inner)"
+    assert in_workflow(inner, header) == []
     assert in_workflow("add()", header) == ["wrong-arguments"]
 
 

@@ -139,7 +139,7 @@ DEFAULTS = (
     Default("deaths alone until `crash_loop`", len(WAITS), "fixed"),
     Default("a turn is logged with its stack after", lease.TURN_LOGGED_SECONDS, "fixed", "s"),
     Default("turns move to a thread of their own after one of", turn.SLOW_TURN_SECONDS, "fixed", "s"),
-    Default("a loop that is blocked, but not by a step, costs the lease after", lease.LOOP_BLOCKED_SECONDS_MAX, "fixed", "s"),
+    Default("a loop blocked by no step costs the lease after", lease.LOOP_BLOCKED_SECONDS_MAX, "fixed", "s"),
     Default("callbacks without a durable call until `stuck_turn`", loop.CALLBACKS_WITHOUT_A_COMMAND_MAX, "fixed"),
     Default("a waiting `def` workflow gives its thread back after", sections.UNWIND_SECONDS, "fixed", "s"),
     Default("arguments compared on every replay, up to bytes", claims.INPUT_COMPARED_ON_REPLAY_BYTES_MAX, "fixed"),

@@ -76,6 +76,41 @@ def forgets_to_wait(of: str) -> str:
     return str(plan(of) if of == "step" else length_of(of))
 
 
+@step
+def forgets_where_it_is() -> None:
+    _ = perdure.sleep(1)
+
+
+@workflow
+def forgets_to_await(what: str) -> None:
+    match what:
+        case "sleep":
+            _ = perdure.sleep(days=2)
+        case "receive":
+            _ = perdure.receive("word")
+        case "ask":
+            _ = perdure.ask("really?")
+        case "with_approval":
+            _ = perdure.with_approval(note.call("tea"), by="ann")
+        case "start":
+            _ = perdure.start(agent.call("tea"))
+        case _:
+            forgets_where_it_is()
+
+
+@pytest.mark.parametrize("what", ["sleep", "receive", "ask", "with_approval", "start", "in a step"])
+def test_what_nobody_can_await_is_refused_when_it_is_called(what: str) -> None:
+    """It would never happen, and the code behind a wait of two days would run at once."""
+    told = "sleep.. was called inside the body of a step" if what == "in a step" else rf"write perdure\.sync\.{what}\("
+
+    async def main() -> None:
+        async with RuntimeUnderTest(workflows=[forgets_to_await, agent]) as runtime:
+            with pytest.raises(perdure.UsageError, match=told):
+                await (await runtime.start(forgets_to_await.call(what))).result()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("of", ["step", "workflow"])
 def test_an_async_step_called_as_usual_is_refused(of: str) -> None:
     async def main() -> None:

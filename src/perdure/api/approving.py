@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast, over
 import msgspec
 
 from perdure.api.calls import Call
-from perdure.api.inside import _execution, _journal  # pyright: ignore[reportPrivateUsage]
+from perdure.api.inside import _execution, _journal, to_be_awaited  # pyright: ignore[reportPrivateUsage]
 from perdure.clock import MICROSECONDS
 from perdure.codec import ValueCodec, arguments_codec_for, codec_for, describe, load_exception
 from perdure.decisions import Request
@@ -39,6 +39,7 @@ READING = "premises:"
 _PLAIN = codec_for(Any)
 
 
+@to_be_awaited
 async def with_approval(
     call: Call[R],
     *,
@@ -257,6 +258,7 @@ async def ask(
     within: timedelta | float | None = None, note: str = "", remind_after: timedelta | float | None = None,
     escalate_after: timedelta | float | None = None, escalate_to: Approvers = (),
 ) -> Any: ...  # fmt: skip
+@to_be_awaited
 async def ask(
     question: str, *, subject: Any = None, type: Any = None, by: Approvers = (),
     within: timedelta | float | None = None, note: str = "", remind_after: timedelta | float | None = None,

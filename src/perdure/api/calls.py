@@ -132,7 +132,7 @@ class DurableFunction(Generic[P, R]):
     def _refuse_where_nobody_can_await(self) -> None:
         """An `async def` called as usual gives a call to be awaited. A `def` workflow cannot await: it would never be
         made."""
-        if HERE.loop is None and ATTEMPT.get() is None and not _is_loop_running():
+        if ATTEMPT.get() is None and nobody_can_await():
             raise UsageError(
                 f"{self.name} is an `async def`: in a `def` workflow, or hosted code without an event loop, write "
                 f"perdure.sync.wait({self.name}.call(...))"
@@ -157,10 +157,13 @@ class DurableFunction(Generic[P, R]):
         return f"<{type(self).__name__.lower()} {self.name}>"
 
 
-def _is_loop_running() -> bool:
+def nobody_can_await() -> bool:
+    """Whether this thread has no event loop just now."""
+    if HERE.loop is not None:
+        return False
     from asyncio import _get_running_loop
 
-    return _get_running_loop() is not None
+    return _get_running_loop() is None
 
 
 def same_signature(of: Any, function: Callable[..., Any]) -> None:

@@ -12,11 +12,12 @@ import logging
 import uuid as _uuid
 from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar, cast, overload
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from msgspec import Raw
 
-from perdure.api.calls import Call, check_call, execution_here
+from perdure.api.calls import Call, check_call, execution_here, nobody_can_await
 from perdure.codec import arguments_codec_for, codec_for
 from perdure.errors import EncodeError, SecretNotAllowed, UsageError
 from perdure.gates.budget import use_said
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from perdure.engine.execution import Execution
     from perdure.engine.sagas import Saga
 
+P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -48,6 +50,25 @@ def _where() -> str:
 
 
 IN_A_STEP, IN_AN_ASYNC_WORKFLOW, OUTSIDE = "inside the body of a step", "in an async workflow", "outside a run"
+
+
+def to_be_awaited(function: Callable[P, R]) -> Callable[P, R]:
+    """An `async def` of ours that is refused when it is called where nobody can await it: nothing would come of it, and
+    code behind a wait of days would run at once."""
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        if (_where() == IN_A_STEP or _journal() is not None) and nobody_can_await():
+            what = f"perdure.{function.__name__}()"
+            if _where() == IN_A_STEP:
+                raise UsageError(f"{what} was called {IN_A_STEP}; it belongs into workflow code")
+            raise UsageError(
+                f"{what} is to be awaited: in a `def` workflow, or hosted code without an event loop, write "
+                f"perdure.sync.{function.__name__}(...)"
+            )
+        return function(*args, **kwargs)
+
+    return called
 
 
 # ── time and randomness ─────────────────────────────────────────────────────────────────────
@@ -94,6 +115,7 @@ def _drawn() -> bytes | None:
     return None if journal is None else journal.random_bytes()
 
 
+@to_be_awaited
 async def sleep(
     duration: timedelta | float | None = None,
     *,
@@ -137,6 +159,7 @@ def _length(duration: timedelta | float | None, named: timedelta) -> float:
 async def receive(name: str, type: type[T], *, within: timedelta | float | None = None) -> T: ...
 @overload
 async def receive(name: str, type: None = None, *, within: timedelta | float | None = None) -> Any: ...
+@to_be_awaited
 async def receive(name: str, type: Any = None, *, within: timedelta | float | None = None) -> Any:
     """The next message called `name`; waits for one. A message that came earlier is taken at once; a cancelled receive
     loses none. `type` is how it is read (default: as declared with `receives=`, else plain JSON).
@@ -175,6 +198,7 @@ class Child(Generic[R]):
         self._cancel()
 
 
+@to_be_awaited
 async def start(call: Call[R], *, id: str | None = None, on_cancel: OnCancel = "wait") -> Child[R]:
     """Start a child run and go on. Its id is derived from the call unless given.
 

@@ -94,6 +94,7 @@ class Reader(ast.NodeVisitor):
     """Where the workflow itself returns."""
     hosted: set[Function] = field(default_factory=set[Function])
     """Functions that run elsewhere: given to perdure.section().run."""
+    awaited: set[ast.expr] = field(default_factory=set[ast.expr])
 
     def __post_init__(self) -> None:
         self.scope = self.root.scope
@@ -139,6 +140,10 @@ class Reader(ast.NodeVisitor):
 
     # ── calls ───────────────────────────────────────────────────────────────────────────────
 
+    def visit_Await(self, node: ast.Await) -> None:
+        self.awaited.add(node.value)
+        self.generic_visit(node)
+
     def visit_Call(self, node: ast.Call) -> None:
         match self.scope.meaning(node.func):
             case str(name):
@@ -162,13 +167,22 @@ class Reader(ast.NodeVisitor):
             return
         if self.root.is_async and name.startswith(rules.BLOCKING):
             self.hit("misplaced", node, f"{name}()", place="an async workflow", other="`def` workflow")
+        if name in rules.AWAITED:
+            self._check_async_call(node, name, name.replace("perdure.", rules.BLOCKING, 1) + "(...)")
         rule = rule_of(node, name)
         if rule is not None and (self.root.is_async or rule not in rules.ASYNC_ONLY):
             self.hit(rule, node, name.removeprefix("builtins."))
         if name in rules.GATHERERS:
             self._check_gathered(node)
 
+    def _check_async_call(self, node: ast.Call, it: str, instead: str) -> None:
+        if self.in_workflow and not self.root.is_async and node not in self.awaited:
+            self.hit("async-call", node, it, instead=instead)
+
     def _check_bare_call(self, node: ast.Call, declared: Declared) -> None:
+        if declared.is_async:
+            name = declared.function.name
+            self._check_async_call(node, name, f"{rules.BLOCKING}wait({name}.call(...))")
         if self.in_workflow and self.root.is_async and not declared.is_async:
             self.hit("sync-step-call", node, declared.function.name)
         self._check_durable(node, declared, is_plain=False)

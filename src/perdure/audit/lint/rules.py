@@ -126,6 +126,15 @@ _ALL = (
         "total = await add.call(1, 2)",
     ),
     Rule(
+        "async-call",
+        "An `async def` called in a `def` workflow",
+        Severity.ERROR,
+        "{it} is to be awaited: called like this in a `def` workflow it raises.",
+        "Write `{instead}`.",
+        "@perdure.workflow\ndef rest() -> None:\n    perdure.sleep(60)",
+        "@perdure.workflow\ndef rest() -> None:\n    perdure.sync.sleep(60)",
+    ),
+    Rule(
         "not-awaited",
         "A call that is not awaited",
         Severity.ERROR,
