@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from tests.runtime.hosting import eventually, host_of, run_async
@@ -78,6 +78,30 @@ async def waits(which: str) -> str:
             return await settling("o")
 
 
+@step
+def limited_here() -> str:
+    return answer_of("limited_here")
+
+
+@effect(downstream=Idempotent(), retry=IN_AN_HOUR)
+def refused_here(order: str) -> str:
+    return answer_of("refused_here")
+
+
+refused_here.key(lambda order: order)
+
+
+@workflow
+def waits_in_a_thread(which: str) -> str:
+    return limited_here() if which == "limited_here" else refused_here("o")
+
+
+@workflow
+async def waits_in_a_section(which: str) -> str:
+    answer: str = await perdure.section("hosted").run(limited_here)
+    return answer
+
+
 class Workers:
     """One after the other on one store, each killed in the end."""
 
@@ -86,7 +110,7 @@ class Workers:
         self._store = MemoryStore(clock=self.clock)
 
     async def enter(self) -> Runtime:
-        opened = Runtime(self._store.again(), workflows=[waits], clock=self.clock, evict_after=0, lease=100_000)
+        opened = Runtime(self._store.again(), workflows=WORKFLOWS.values(), clock=self.clock, evict_after=0, lease=1e5)
         return await opened.__aenter__()
 
     async def kill(self, runtime: Runtime) -> None:
@@ -116,14 +140,32 @@ def has_only_waits(runtime: Runtime) -> Callable[[], bool]:
     return has
 
 
-@pytest.mark.parametrize("which", ["limited", "refused", "lost", "settling"])
-def test_however_often_its_process_dies_while_it_waits_for_its_next_attempt(which: str) -> None:
+WORKFLOWS: dict[str, Any] = {
+    "workflow": waits,
+    "thread": waits_in_a_thread,
+    "section": waits_in_a_section,
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "which"),
+    [
+        ("workflow", "limited"),
+        ("workflow", "refused"),
+        ("workflow", "lost"),
+        ("workflow", "settling"),
+        ("thread", "limited_here"),
+        ("thread", "refused_here"),
+        ("section", "limited_here"),
+    ],
+)
+def test_however_often_its_process_dies_while_it_waits_for_its_next_attempt(code: str, which: str) -> None:
     """The first two deaths find it in memory. From then on it is in the store while it waits, and no death counts."""
     workers = Workers()
 
     async def main() -> None:
         runtime = await workers.enter()
-        await runtime.start(waits.call(which), id="r")
+        await runtime.start(WORKFLOWS[code].call(which), id="r")
         await eventually(has_only_waits(runtime))
         await workers.kill(runtime)
         runtime = await workers.enter()

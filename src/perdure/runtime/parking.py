@@ -144,16 +144,16 @@ class Parking:
 
     def may_leave(self, live: LiveRun) -> bool:
         """Whether nothing is under way that would be lost with the memory."""
-        return not live.flights and self._is_quiet(live)
+        return not live.flights and self._is_quiet(live) and not self._turns.sections.is_busy(live)
 
     def next_attempt_of_suspect(self, live: LiveRun) -> int | None:
         """When the first of its steps is tried again, if all of them wait for that, and the run is under suspicion. It
         is better off in the store then: it cannot be what the next death is about, and keeps no other suspect waiting.
         """
         flights = live.flights.values()
-        if not (live.is_suspect and flights and self._is_quiet(live) and all(flight.only_waits for flight in flights)):
+        if not (live.is_suspect and flights and self._is_quiet(live) and self._turns.sections.is_still(live)):
             return None
-        return min(flight.wakes_at for flight in flights)
+        return min(flight.wakes_at for flight in flights) if all(flight.only_waits for flight in flights) else None
 
     def _is_quiet(self, live: LiveRun) -> bool:
         quiet = not (
@@ -164,7 +164,7 @@ class Parking:
             or live.then
         )
         quiet = quiet and not (live.has_decisions and self._turns.premises.is_checking(live))
-        return quiet and not self._turns.sections.is_busy(live) and (live.is_parked or not live.held)
+        return quiet and (live.is_parked or not live.held)
 
     def pause(self, live: LiveRun, by: str) -> None:
         """Start nothing new in this run until somebody resumes it."""
