@@ -343,7 +343,7 @@ def test_a_damaged_file_is_corruption(path: str) -> None:
         file.seek(half)
         file.write(b"\xff" * half)
     store = SqliteStore(path)
-    with pytest.raises(HistoryCorruptError, match="restore a backup"):
+    with pytest.raises(HistoryCorruptError, match="or the disk fails to read it"):
         list(store.heads())
     store.close()
 

@@ -80,7 +80,11 @@ def translated(error: Exception, path: str) -> PerdureError:
     if primary == sqlite3.SQLITE_NOTADB:
         return StoreFormatError(f"{path}: this file is not a SQLite database; name another")
     if primary == sqlite3.SQLITE_CORRUPT:
-        return HistoryCorruptError(f"{path}: the database file is damaged ({error}); restore a backup")
+        # SQLite says the same of a disk that does not give back what is on it (EIO)
+        return HistoryCorruptError(
+            f"{path}: the database file is damaged, or the disk fails to read it ({error}); look whether the disk is "
+            "sound, and if `perdure store verify` says the same then, restore a backup"
+        )
     return StoreError(f"{path}: {error} ({getattr(error, 'sqlite_errorname', '')})")
 
 
