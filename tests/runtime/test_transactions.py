@@ -17,6 +17,7 @@ import perdure
 from perdure import DeclarationError, NoGuarantee, Retry, Runtime, StepError, UsageError, effect, step, workflow
 from perdure.ledger import EffectState
 from perdure.store.protocol import EffectFilter
+from perdure.store.sqlite import guests
 from perdure.store.sqlite.store import SqliteStore
 from perdure.testing.crashing import Crash, CrashingStore
 
@@ -149,12 +150,29 @@ async def lets_meddle(statement: str) -> None:
 
 @pytest.mark.parametrize(
     "statement",
-    ["COMMIT", "DELETE FROM events", "UPDATE runs SET status = 'x'", "DROP TABLE effects", "ATTACH 'x' AS y"],
-)
+    [
+        "COMMIT", "DELETE FROM events", "UPDATE runs SET status = 'x'", "DROP TABLE effects", "ATTACH 'x' AS y",
+        "DELETE FROM uses", "UPDATE accounts SET since = 0", "DELETE FROM account_waits", "CREATE TEMP TABLE RUNS (x)",
+        "PRAGMA user_version = 99", "PRAGMA query_only = ON", "PRAGMA writable_schema = 1",
+    ],
+)  # fmt: skip
 def test_the_transaction_and_the_store_are_not_the_bodys_to_touch(path: str, statement: str) -> None:
     with pytest.raises(StepError, match="not authorized"):
         outcome(path, lets_meddle.call(statement))
     SqliteStore(path).close()
+
+
+@pytest.mark.parametrize("statement", ["PRAGMA user_version", "PRAGMA table_info('stock')"])
+def test_the_body_may_look_at_what_its_library_asks_for(path: str, statement: str) -> None:
+    outcome(path, lets_meddle.call(statement))
+
+
+def test_all_tables_of_the_store_are_known_as_its_own(tmp_path: Path) -> None:
+    path = str(tmp_path / "empty.db")
+    SqliteStore(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    assert {name for name in tables if not name.startswith("sqlite_")} == guests.OURS
 
 
 @effect(transactional=True, timeout=0.2)
