@@ -25,7 +25,6 @@ from perdure.store.protocol import (
     Overdrawn,
     Refused,
     Row,
-    Status,
     Use,
     Wakes,
     Write,
@@ -165,8 +164,3 @@ def count_death(deaths: int, lone: int, *, is_alone: bool, retry_after: Sequence
         return Death(deaths, lone, 0.0, False)
     delay = retry_after[min(deaths, len(retry_after)) - 1]
     return Death(deaths, lone, delay, lone >= len(retry_after))
-
-
-def is_candidate(status: str, kinds_since_claim: Collection[str], quiet: frozenset[str]) -> bool:
-    """Whether this run may have killed its worker: it was running, and nothing but starts had been recorded."""
-    return status == Status.RUNNING and quiet.issuperset(kinds_since_claim)
