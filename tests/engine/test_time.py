@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -198,6 +199,42 @@ async def sleeping_by_name() -> None:
 def test_lengths_add_up() -> None:
     driver = Driver(sleeping_by_name)
     assert driver.execution.deadline() == START + (((24 + 2) * 60 + 3) * 60 + 4) * SECOND
+
+
+@workflow
+async def has_all_the_time(seconds: float) -> int:
+    for_ever = asyncio.create_task(asyncio.sleep(seconds))
+    got = await asyncio.wait_for(work(1), seconds)
+    try:
+        async with asyncio.timeout(60):
+            await for_ever
+    except TimeoutError:
+        return got
+    return -1
+
+
+FOR_EVER = [math.inf, 1e300, 1e13]
+"""Lengths by which code says that it waits for ever; the last one is more microseconds than a store can count."""
+
+
+@pytest.mark.parametrize("seconds", FOR_EVER)
+def test_a_timer_that_never_fires_is_in_the_way_of_no_other(seconds: float) -> None:
+    driver = Driver(has_all_the_time, seconds)
+    assert driver.execution.deadline() is None
+    driver.complete("work", 1)
+    assert driver.execution.deadline() == driver.at + 60 * SECOND
+    assert driver.wake().result() == 1
+    driver.check_replays()
+
+
+@workflow
+async def waits_for_ever(seconds: float) -> None:
+    await asyncio.sleep(seconds)
+
+
+@pytest.mark.parametrize("seconds", FOR_EVER)
+def test_who_only_waits_for_ever_waits_for_nothing(seconds: float) -> None:
+    assert Driver(waits_for_ever, seconds).execution.is_deadlocked
 
 
 # ── deadlines in microseconds and time in seconds ───────────────────────────────────────────

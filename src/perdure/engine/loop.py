@@ -29,6 +29,9 @@ from perdure.engine.here import HERE
 CALLBACKS_WITHOUT_A_COMMAND_MAX = 100_000
 UNWINDING_ROUNDS_MAX = 50
 ASYNCGENS_BEFORE_SWEEP = 64
+NEVER_SECONDS = 253_402_300_800.0
+"""The first moment of the year 10,000, which no date can say: a timer for later than that fires as little as one for
+`math.inf`, by which some wait for ever (`anyio.sleep_forever()`)."""
 
 LOCAL_TIMERS: contextvars.ContextVar[bool] = contextvars.ContextVar("perdure_local_timers", default=False)
 """True inside an adapter's scope: timers of under a second armed there are polls of a framework, not waits of a run."""
@@ -340,7 +343,8 @@ class DeterministicLoop(_AbstractLoop):  # type: ignore[misc]
     ) -> LoopTimer:
         self.ordinal += 1
         handle = LoopTimer(callback, args, _context(context), when, self.ordinal)
-        heapq.heappush(self.timers, handle)
+        if when < NEVER_SECONDS:  # nor is nan, which has no place in an order
+            heapq.heappush(self.timers, handle)
         return handle
 
     def call_soon_threadsafe(
