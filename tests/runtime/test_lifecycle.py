@@ -7,10 +7,12 @@ import gc
 import threading
 import time
 import tracemalloc
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import uvloop
 from tests.runtime.hosting import eventually, host_of, is_in_memory, on_one_store, run_async
@@ -261,6 +263,48 @@ def test_an_error_in_the_program_leaves_runs_as_they_are() -> None:
             run = await runtime.get("r")
             await run.send("go", "fine")
             assert await run.result(timeout=10) == "fine"
+
+    run_async(main())
+
+
+async def cancelled_by_a_scope(serving: Coroutine[Any, Any, None], begun: asyncio.Event) -> None:
+    """anyio cancels at every `await` of a scope, as long as that is not left."""
+    with anyio.CancelScope() as scope:
+        waiting = asyncio.create_task(begun.wait())
+        waiting.add_done_callback(lambda _: scope.cancel())
+        await serving
+
+
+async def cancelled_until_it_ends(serving: Coroutine[Any, Any, None], begun: asyncio.Event) -> None:
+    task = asyncio.create_task(serving)
+    await begun.wait()
+    while not task.done():
+        task.cancel()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("cancelled", [cancelled_by_a_scope, cancelled_until_it_ends])
+def test_who_is_cancelled_while_it_leaves_leaves_all_the_same(
+    cancelled: Callable[[Coroutine[Any, Any, None], asyncio.Event], Coroutine[Any, Any, None]],
+) -> None:
+    """Half way out, its lease would go on and keep its runs from everybody else, as long as the process lives."""
+
+    async def main() -> None:
+        make = on_one_store()
+        first, begun = make(waits), asyncio.Event()
+
+        async def serves() -> None:
+            async with first:
+                await first.start(waits.call(), id="r")
+                begun.set()
+                await asyncio.Event().wait()
+
+        await cancelled(serves(), begun)
+        assert not first.is_open
+        async with make(waits) as second:
+            run = await second.get("r")
+            await run.send("go", "fine")
+            assert await run.result(timeout=5) == "fine"
 
     run_async(main())
 

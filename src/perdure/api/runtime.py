@@ -178,19 +178,38 @@ class Runtime(Client):
                 log.warning("%s", finding)
 
     async def __aexit__(self, *error: object) -> None:
+        cancelled: asyncio.CancelledError | None = None
+        for part in (self._stop_announcing, self._leave):
+            try:
+                await part()
+            except asyncio.CancelledError as again:  # the rest is done all the same
+                cancelled = again
+        await super().__aexit__(*error)
+        if cancelled is not None:
+            raise cancelled
+
+    async def _stop_announcing(self) -> None:
         if self._announcer is not None:
-            await self._announcer.close()
-            self._announcer = None
-        if self._host_open is not None:
+            from perdure.runtime.host import done_in_spite
+
+            announcer, self._announcer = self._announcer, None
+            await done_in_spite(announcer.close())
+
+    async def _leave(self) -> None:
+        if self._host_open is None:
+            return
+        try:
             with self._store.hurried():
                 self.unfinished = await self._host_open.close()
+        except asyncio.CancelledError:  # it is closed nevertheless
             self._host_open = None
-            if self.unfinished:
-                shown = ", ".join(self.unfinished[:10]) + (", ..." if len(self.unfinished) > 10 else "")
-                log.warning(
-                    "leaving with %d unfinished run(s): %s; any worker goes on with them", len(self.unfinished), shown
-                )
-        await super().__aexit__(*error)
+            raise
+        self._host_open = None
+        if self.unfinished:
+            shown = ", ".join(self.unfinished[:10]) + (", ..." if len(self.unfinished) > 10 else "")
+            log.warning(
+                "leaving with %d unfinished run(s): %s; any worker goes on with them", len(self.unfinished), shown
+            )
 
     async def drain(self, *, max_seconds: timedelta | float | None = None) -> int:
         """Do all that is due and come back when what is left only waits, and is written so, or after `max_seconds`.

@@ -11,8 +11,8 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
 from perdure.clock import MICROSECONDS, Alarm, Clock
 from perdure.engine import exact
@@ -30,6 +30,8 @@ from perdure.specs import WorkflowSpec
 from perdure.store.protocol import UNFINISHED, Filter, NewRun, RunInfo, Store, every_run
 
 log = logging.getLogger("perdure")
+
+T = TypeVar("T")
 
 POLL_SECONDS = 0.04
 POLLS_BETWEEN_FULL_LOOKS = 25
@@ -335,15 +337,19 @@ class Host:
         """Stop: started effects are seen through, plain steps under way are cancelled (they run again elsewhere), what
         came in is written, every run is free for others. Returns the ids of the runs that are not finished.
 
-        Cancelled while it waits for effects, it waits no longer, and does the rest."""
+        Cancelled while it waits for effects, it waits no longer, and does the rest, however often it is cancelled: a
+        worker that was left half way would keep its lease, and so its runs from everybody else."""
         if self._is_closed:  # abandoned
             return []
         self.turns.is_stopping = True
         try:
             await self._see_effects_through()
-        finally:
-            unfinished = await self._close()
-        return unfinished
+        except GeneratorExit:  # the loop is gone, and everything with it
+            raise
+        except BaseException:
+            await done_in_spite(self._close())
+            raise
+        return await done_in_spite(self._close())
 
     async def _see_effects_through(self) -> None:
         """An answer that is recorded is a doubt less."""
@@ -406,6 +412,21 @@ class Host:
         self.catalog.update(catalog_of({spec.key: spec}))
         self.known = frozenset(self.catalog)
         self.kick()
+
+
+async def done_in_spite(work: Coroutine[Any, Any, T]) -> T:
+    """What this work comes to, whoever cancels us meanwhile: that goes on its way when it is done. A cancelled scope of
+    anyio cancels again at every `await`."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    result = task.result()
+    if cancelled is not None:
+        raise cancelled
+    return result
 
 
 def _guard() -> Any:
