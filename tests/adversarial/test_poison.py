@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.hosting import eventually, run_async
+from tests.runtime.hosting import eventually, host_of, is_in_memory, live, run_async
 
 import perdure
 from perdure import Client, NeedsPerson, Retry, RunBlockedError, Runtime, UsageError, step, workflow
 from perdure.errors import StoreBusyError, StoreError, StoreFullError
+from perdure.runtime import mail
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Outcome, Write
 
@@ -199,6 +200,36 @@ def test_a_blob_that_cannot_be_read_while_a_run_is_replayed(
     else:
         assert isinstance(first, RunBlockedError)
         assert first.reason == "undecodable"
+
+
+@step(timeout=60)
+async def takes_a_while() -> None:
+    await asyncio.Event().wait()
+
+
+@workflow
+async def at_work() -> None:
+    await takes_a_while()
+
+
+@workflow
+async def listening() -> str:
+    return await perdure.receive("go", str)
+
+
+def test_a_letter_that_cannot_be_read_keeps_no_other_run_from_its_mail() -> None:
+    async def main() -> None:
+        async with Runtime(MemoryStore(), workflows=[at_work, listening]) as runtime:
+            busy = await runtime.start(at_work.call(), id="busy")
+            other = await runtime.start(listening.call(), id="other")
+            await eventually(lambda: is_in_memory(runtime, "busy") and bool(live(runtime, "busy").flights))
+            host_of(runtime).store.commit([mail.letter("busy", "unblock", body=b"no letter", now=1)])
+            await other.send("go", "on")
+            assert await other.result(timeout=10) == "on"
+            with pytest.raises(RunBlockedError, match="stuck_turn"):
+                await busy.result(timeout=10)
+
+    run_async(main())
 
 
 class RefusingStore(MemoryStore):

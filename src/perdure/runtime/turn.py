@@ -771,18 +771,19 @@ class Turns:
                     self._take(live, earlier)
 
     def _take(self, live: LiveRun, letter: Mail) -> None:
-        if not (live.is_leaving or live.is_in_turn or live.has_taken(letter.mail_id)):
+        if live.is_leaving or live.is_in_turn or live.has_taken(letter.mail_id):
+            return
+        try:
             if mail.is_too_early(self, live, letter):
                 return
             live.taken += (letter.mail_id,)
-            try:
-                mail.take(self, live, letter if hiding.active is None else mail.without_secrets(letter))
-            except AuthorityUnreadableError as error:
-                self._take_later(live, letter, error)
-            except Exception as error:
-                self.contain(live, error)
-            else:
-                self.mark(live)
+            mail.take(self, live, letter if hiding.active is None else mail.without_secrets(letter))
+        except AuthorityUnreadableError as error:
+            self._take_later(live, letter, error)
+        except Exception as error:  # a letter that cannot be read harms no run but its own
+            self.contain(live, error)
+        else:
+            self.mark(live)
 
     def _take_later(self, live: LiveRun, letter: Mail, error: AuthorityUnreadableError) -> None:
         """Whether a decision counts cannot be told now; it stays where it is, and nothing of it was recorded."""
