@@ -517,6 +517,24 @@ def test_chapters_over_every_crash_and_messages_are_carried() -> None:
 
 
 @workflow
+def changes_its_mind(given: list[Any]) -> None:
+    try:
+        perdure.continue_as_new(given)
+    finally:
+        given.append(object())
+
+
+def test_arguments_of_the_next_chapter_that_cannot_be_recorded_any_more_fail_the_run() -> None:
+    async def main() -> None:
+        async with RuntimeUnderTest(workflows=[changes_its_mind]) as runtime:
+            run = await runtime.start(changes_its_mind.call([]))
+            with pytest.raises(perdure.EncodeError, match="object"):
+                await run.result(timeout=10)
+
+    asyncio.run(main())
+
+
+@workflow
 def continues_too_early(how: str) -> None:
     if how == "child":
         perdure.sync.start(never.call())

@@ -105,7 +105,7 @@ class Sections:
                 return
             outcome = _raised(journal, error)
         except ContinueAsNew as error:
-            outcome = Outcome(journal.live.execution.spec.arguments.dumps(error.arguments, error.keywords), False, True)
+            outcome = _continues(journal, error)
         except BaseException as error:
             outcome = _raised(journal, error)
         self.call_soon(self._ended, journal, outcome)
@@ -355,6 +355,14 @@ def _returned(ask: SectionAsk, value: Any) -> Outcome:
         return Outcome(ask.result.dumps(value))
     except EncodeError as error:
         raise about_result(error, ask.name) from None
+
+
+def _continues(journal: Journal, error: ContinueAsNew) -> Outcome:
+    """The code ends this chapter. Its arguments could be recorded when it said so; it may have changed them since."""
+    try:
+        return Outcome(journal.live.execution.spec.arguments.dumps(error.arguments, error.keywords), continues=True)
+    except Exception as problem:
+        return _raised(journal, problem)
 
 
 def _raised(journal: Journal, error: BaseException) -> Outcome:
