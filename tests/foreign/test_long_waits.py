@@ -1,15 +1,19 @@
 """A `def` workflow that waits long gives its thread back, leaves memory, and comes back from the journal."""
 
 import asyncio
+import gc
 import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.runtime.hosting import eventually, is_in_memory, let_go, live
 
 import perdure
 from perdure.runtime import sections
+from perdure.runtime.live import LiveRun
 from perdure.store.protocol import Status
 
 CALLS: Counter[str] = Counter()
@@ -64,3 +68,48 @@ def test_a_waiting_thread_is_given_back(tmp_path: Path, monkeypatch: pytest.Monk
 
     assert asyncio.run(main()) == ["before the wait", "after the wait", "done, and no other", "child"]
     assert CALLS == {"before the wait": 1, "after the wait": 1}
+
+
+@perdure.workflow
+def asleep() -> None:
+    perdure.sync.sleep(days=2)
+
+
+@perdure.workflow
+def listening() -> str:
+    return perdure.sync.receive("word", str, within=86_400)
+
+
+@perdure.workflow
+def asking() -> str:
+    return perdure.sync.ask("go on?", type=str, by={"ann"}, within=86_400)
+
+
+def runs_in_memory() -> int:
+    gc.collect()
+    return sum(type(thing) is LiveRun for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize("waits", [asleep, listening, asking])
+def test_a_wait_of_days_keeps_nothing_in_memory_of_a_run_that_has_left_it(waits: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        before = runs_in_memory()
+        async with perdure.Runtime(str(tmp_path / "runs.db"), workflows=[waits]) as runtime:
+            await runtime.start(waits.call(), id="r")
+            await eventually(lambda: is_in_memory(runtime, "r") and live(runtime, "r").has_sections)
+            await let_go(runtime, "r")
+            await eventually(lambda: runs_in_memory() == before)
+
+    asyncio.run(main())
+
+
+def test_a_wait_of_days_that_is_over_keeps_nothing_in_memory_of_a_run_that_has_ended(tmp_path: Path) -> None:
+    async def main() -> None:
+        before = runs_in_memory()
+        async with perdure.Runtime(str(tmp_path / "runs.db"), workflows=[listening]) as runtime:
+            run = await runtime.start(listening.call(), id="r")
+            await run.send("word", "done")
+            assert await run.result(timeout=10) == "done"
+            await eventually(lambda: runs_in_memory() == before)
+
+    asyncio.run(main())

@@ -165,8 +165,10 @@ class Sections:
             if not request.future.done():
                 request.future.set_exception(Unwound("waiting: this thread is given back"))
         deadline = min((r.deadline for r in waits if r.deadline is not None), default=None)
+        if journal.next_look is not None:
+            journal.next_look.cancel()
         if deadline is not None:
-            self.turns.clock.wake_at(deadline, lambda: self._host_again(journal))
+            journal.next_look = self.turns.clock.wake_at(deadline, lambda: self._host_again(journal))
         return True
 
     def _host_again(self, journal: Journal) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from perdure.clock import when
+from perdure.clock import Alarm, when
 from perdure.codec import pack
 from perdure.engine.calls import EffectAsk, Grant, Key, SectionAsk, section_of
 from perdure.engine.chapters import ContinueAsNew, next_chapter
@@ -89,7 +89,7 @@ class Journal:
         self.expected: set[concurrent.futures.Future[None]] = set()
         self.is_cancelling = self.cancelled is not None
         self.is_past_cancellation = False
-        self.next_look: asyncio.TimerHandle | None = None
+        self.next_look: Alarm | None = None
         self.history: list[Happened] = list(history or ())
         if history is None:
             for event, at, raw in live.execution.known.journals.get(self.section, ()):
@@ -390,7 +390,13 @@ class Journal:
         else:
             self._left.setdefault(request.name, deque()).append((request.key, event, at, raw))
 
+    def wake_at(self, request: Request, at: int, then: Callable[[], None]) -> None:
+        """The time of a request is up then; said again, this replaces what was said before."""
+        request.silence()
+        request.alarm = self.turns.clock.wake_at(at, then)
+
     def no_longer_waits(self, request: Request) -> None:
+        request.silence()
         self.last_activity = self.loop.time()
         waiting, request.waiting = request.waiting, []
         for who in waiting:
@@ -511,6 +517,7 @@ class Journal:
                 expected.set_exception(Unwound("this section is over"))
         self.expected.clear()
         for request in waiting:
+            request.silence()
             self.turns.effects.let_go(self.live, request.key)
             if not request.future.done():
                 request.future.set_exception(Unwound("this section is over"))

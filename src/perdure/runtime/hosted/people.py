@@ -74,7 +74,7 @@ class HostedPeople:
     def wait_for_answer(self, request: Request) -> None:
         """Until its time is up, if it has one."""
         if request.deadline is not None:
-            self._turns.clock.wake_at(request.deadline, lambda: self._is_due(request))
+            self._journal.wake_at(request, request.deadline, lambda: self._is_due(request))
 
     def _is_due(self, request: Request) -> None:
         asked = self._live.execution.known.requests.get(request.key)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from perdure.clock import Alarm
 from perdure.codec import ValueCodec, load_exception
 from perdure.engine.calls import CallFuture, Key, StepAsk
 from perdure.history import events as e
@@ -40,7 +41,7 @@ class Request:
     or blocked; it is performed when that is over. Of effects: `as_ask` makes what is sent, `hears` is told what came of
     it. `is_undoing`: a saga asks for it, which goes on when the section is cancelled. `rests`: the step, if its result
     rests on something, with its arguments. `view`: the digest of what of the arguments counts, if not all of it does.
-    `kind`: of what people are asked, approval or question."""
+    `kind`: of what people are asked, approval or question. `alarm`: when its time is up, if it has a time."""
 
     def __init__(self, lane: str, name: str, arguments: bytes | None, perform: Callable[[Request], None]) -> None:
         self.lane, self.name, self.arguments, self.perform = lane, name, arguments, perform
@@ -68,6 +69,13 @@ class Request:
         self.rests: tuple[StepSpec, bytes] | None = None
         self.kind = ""
         self.received: Happened | None = None
+        self.alarm: Alarm | None = None
+
+    def silence(self) -> None:
+        """No alarm goes off for this any more: it would keep the run in memory until then."""
+        if self.alarm is not None:
+            self.alarm.cancel()
+            self.alarm = None
 
     @property
     def is_receive(self) -> bool:

@@ -29,7 +29,7 @@ class HostedWaits:
             if request.deadline is None:
                 self._record_deadline(request, length)
             else:
-                self._turns.clock.wake_at(request.deadline, lambda: self.wake(request))
+                self._journal.wake_at(request, request.deadline, lambda: self.wake(request))
 
         return Request(LANE.get(), "sleep", None, perform)
 
@@ -49,7 +49,7 @@ class HostedWaits:
                 event = e.SectionReceived(*request.key, request.name, request.key[1] + 1, name)
                 self._turns.report(self._live, event, delivers=True)
             elif request.deadline is not None:
-                self._turns.clock.wake_at(request.deadline, lambda: self._time_out(request))
+                self._journal.wake_at(request, request.deadline, lambda: self._time_out(request))
 
         request = Request(LANE.get(), f"receive:{name}", None, perform)
         request.load = lambda event, raw: (
