@@ -21,6 +21,7 @@ from tests.runtime.hosting import (
 import perdure
 from perdure import Run, Runtime, Status, StoreError, step, workflow
 from perdure.runtime import mail
+from perdure.runtime.writer import Job, Writer
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Append, NewRun, Outcome, Write
 from perdure.testing.clock import FakeClock
@@ -374,6 +375,93 @@ def test_a_run_claimed_again_before_its_release_came_back_is_not_forgotten() -> 
             assert await run.result(timeout=10) == ["a", "b"]
 
     run_async(main())
+
+
+# ── interrupted, and going on ───────────────────────────────────────────────────────────────
+
+
+INTERRUPTS: list[str] = []
+
+
+@workflow
+async def interrupted() -> int:
+    first = await counted(1)
+    if INTERRUPTS:
+        raise KeyboardInterrupt(INTERRUPTS.pop())
+    return first + await counted(2)
+
+
+async def hosted_and_interrupted() -> int:
+    first = await counted(1)
+    if INTERRUPTS:
+        raise KeyboardInterrupt(INTERRUPTS.pop())
+    return first + await counted(2)
+
+
+@workflow
+async def hosts_an_interrupt() -> int:
+    return int(await perdure.section("crew").run(hosted_and_interrupted))
+
+
+@pytest.mark.parametrize("interrupts", [interrupted, hosts_an_interrupt])
+def test_a_program_that_survives_an_interrupt_gets_on_with_all_its_runs(interrupts: Any) -> None:
+    """As in a notebook: the loop that was interrupted goes on. So does the run, and what another one had to write in
+    the meantime is written."""
+    store, loop = GatedStore(), asyncio.new_event_loop()
+    runtime = Runtime(store, workflows=[interrupts, echoes])
+    INTERRUPTS[:] = ["once"]
+
+    async def until_interrupted() -> None:
+        await runtime.__aenter__()
+        await runtime.start(echoes.call(), id="other")
+        store.gate = threading.Event()
+        await runtime.start(interrupts.call(), id="r")
+        await eventually(lambda: CALLS == [1] and host_of(runtime).writer._is_busy)  # pyright: ignore[reportPrivateUsage]
+        for text in (b'"a"', b'"b"'):
+            post(runtime, "other", "m", text)
+        gate, store.gate = store.gate, None
+        gate.set()
+        await asyncio.Event().wait()
+
+    async def goes_on() -> None:
+        assert await (await runtime.get("other")).result(timeout=10) == ["a", "b"]
+        assert await (await runtime.get("r")).result(timeout=10) == 3
+        await runtime.__aexit__(None, None, None)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(until_interrupted())
+        loop.run_until_complete(goes_on())
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+    assert CALLS == [1, 2]
+
+
+def test_an_interrupt_in_who_is_told_of_a_commit_leaves_no_write_behind() -> None:
+    loop = asyncio.new_event_loop()
+    first, second = (mail.letter("nobody", "message", now=1) for _ in range(2))
+
+    def interrupt(_: object, outcome: object) -> None:
+        raise KeyboardInterrupt
+
+    async def until_interrupted() -> None:
+        writer = Writer(GatedStore())
+        jobs: list[Job] = [(first, interrupt, None)]
+        writer.add_source(lambda: [jobs.pop()] if jobs else [])
+        writer.schedule()
+        await asyncio.sleep(0)
+        assert writer._is_busy  # pyright: ignore[reportPrivateUsage]
+        waiting.append(writer.submit(second))
+        await asyncio.Event().wait()
+
+    waiting = list[asyncio.Future[Outcome]]()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(until_interrupted())
+        loop.run_until_complete(asyncio.wait_for(waiting[0], 10))
+    finally:
+        loop.close()
 
 
 # ── fencing ─────────────────────────────────────────────────────────────────────────────────

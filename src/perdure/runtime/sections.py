@@ -89,7 +89,7 @@ class Sections:
                 self._loop.call_later(STILL_HERE_SECONDS, self._ended, journal, outcome)
                 return
         except KeyboardInterrupt:  # as in a turn: nothing of it is recorded
-            self.turns.forget(journal.live)
+            self.turns.lose(journal.live)
             raise
         except BaseException as error:
             outcome = _raised(journal, error)

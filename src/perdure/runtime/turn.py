@@ -307,8 +307,7 @@ class Turns:
         if live.is_gone:
             return
         if isinstance(error, StoreError):
-            self.forget(live)
-            self.on_trouble()
+            self.lose(live)
             return
         log.error("run %s is parked: an exception escaped its turn", live.run_id, exc_info=error)
         told = f"{type(error).__name__}: {message_of(error)} ({where.raised_at(error)})"
@@ -325,8 +324,7 @@ class Turns:
     def _replayed(self, live: LiveRun, trouble: Sequence[StoreError]) -> None:
         if trouble:
             log.warning("run %s could not be loaded, trying again: %s", live.run_id, trouble[0])
-            self.forget(live)
-            self.on_trouble()
+            self.lose(live)
             return
         if live.account is not None:
             self.budgets.settle_open(live)
@@ -497,7 +495,7 @@ class Turns:
                 self._drive(live, turn, given)
                 then(*of)
             except KeyboardInterrupt:
-                self.forget(live)
+                self.lose(live)
                 raise
             except Exception as error:
                 self.contain(live, error)
@@ -510,13 +508,13 @@ class Turns:
         """A turn thread is back: what happened to the run meanwhile is taken in now."""
         live.is_in_turn = False
         deferred, live.deferred = live.deferred, ()
-        interrupt = done.exception()
+        interrupt = None if done.cancelled() else done.exception()  # there was no thread for it before we left
         if live.is_gone:
             live.execution.close()
         elif isinstance(interrupt, Exception):
             self.contain(live, interrupt)
         elif interrupt is not None:
-            self.forget(live)
+            self.lose(live)
         if interrupt is not None and not isinstance(interrupt, Exception):
             raise interrupt
         try:
@@ -796,6 +794,12 @@ class Turns:
         """No further turn. A turn thread that does not come back is left alone."""
         self.doubts.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def lose(self, live: LiveRun) -> None:
+        """Drop a run from memory that is still this worker's. If the worker goes on, the run is given back and loaded
+        again."""
+        self.forget(live)
+        self.on_trouble()
 
     def forget(self, live: LiveRun) -> None:
         """Drop a run from memory; what of it was under way is stopped."""
