@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -14,13 +15,15 @@ from tests.runtime.hosting import (
     host_of,
     is_in_memory,
     kinds,
+    live,
     on_one_store,
     run_async,
 )
 
 import perdure
-from perdure import Run, Runtime, Status, StoreError, step, workflow
+from perdure import Client, Retry, Run, RunCancelledError, Runtime, Status, StoreError, step, workflow
 from perdure.runtime import mail
+from perdure.runtime.live import LiveRun
 from perdure.runtime.writer import Job, Writer
 from perdure.store.memory import MemoryStore
 from perdure.store.protocol import Append, NewRun, Outcome, Write
@@ -462,6 +465,48 @@ def test_an_interrupt_in_who_is_told_of_a_commit_leaves_no_write_behind() -> Non
         loop.run_until_complete(asyncio.wait_for(waiting[0], 10))
     finally:
         loop.close()
+
+
+# ── given up while it is written ────────────────────────────────────────────────────────────
+
+
+RETRIES: list[GatedStore] = []
+
+
+@step(retry=Retry(max_attempts=5, first_delay=86_400, max_delay=86_400, jitter=0))
+async def tries_again_tomorrow() -> None:
+    RETRIES[0].gate = threading.Event()
+    raise perdure.Retryable("not yet")
+
+
+@workflow
+async def patient() -> None:
+    await tries_again_tomorrow()
+
+
+def runs_in_memory() -> int:
+    gc.collect()
+    return sum(type(thing) is LiveRun for thing in gc.get_objects())
+
+
+def test_a_step_given_up_while_its_failure_is_written_keeps_nothing_in_memory_until_its_next_attempt() -> None:
+    async def main() -> None:
+        before, store = runs_in_memory(), GatedStore()
+        RETRIES[:] = [store]
+        async with Runtime(store, workflows=[patient]) as runtime:
+            run = await runtime.start(patient.call(), id="r")
+            await eventually(lambda: store.gate is not None and live(runtime, "r").under_way is not None)
+            async with Client(store.again()) as client:
+                await (await client.get("r")).cancel(force=True)
+            await eventually(lambda: live(runtime, "r").is_leaving)
+            gate, store.gate = store.gate, None
+            assert gate is not None
+            gate.set()
+            with pytest.raises(RunCancelledError):
+                await run.result(timeout=10)
+            await eventually(lambda: runs_in_memory() == before)
+
+    run_async(main())
 
 
 # ── fencing ─────────────────────────────────────────────────────────────────────────────────

@@ -220,8 +220,10 @@ class Performer:
             self.cancel(live, key)
 
     def _wait(self, flight: Flight, at: int) -> None:
-        """Let the next attempt begin then."""
-        self.wait_until(flight, at, partial(self.enqueue, flight))
+        """Let the next attempt begin then; unless the step was given up while the failure of the last one was
+        written."""
+        if not flight.is_over:
+            self.wait_until(flight, at, partial(self.enqueue, flight))
 
     def wait_until(self, flight: Flight, at: int, then: Callable[[], None]) -> None:
         """Do the next thing about a flight then; a later call replaces an earlier one."""
