@@ -52,6 +52,36 @@ def test_errors_belong_to_whoever_waits() -> None:
         pool.submit(print)
 
 
+def test_what_was_still_to_be_begun_is_cancelled_for_whoever_waits() -> None:
+    pool, began, gate = DaemonThreads(1, "test"), threading.Event(), threading.Event()
+
+    def work() -> bool:
+        began.set()
+        return gate.wait(10)
+
+    busy, queued = pool.submit(work), pool.submit(print)
+    assert began.wait(10)
+    pool.shutdown(cancel_futures=True)
+    assert queued.cancelled()
+    gate.set()
+    assert busy.result(timeout=10)
+
+
+def test_where_no_thread_can_be_had_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, called = DaemonThreads(1, "test"), list[str]()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            pool.submit(called.append, "first")
+    pool.submit(called.append, "second").result(timeout=10)
+    assert called == ["second"]
+    pool.shutdown()
+
+
 def test_a_step_that_blocks_does_not_keep_the_process_from_ending(tmp_path: Path) -> None:
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", BLOCKS], cwd=tmp_path, capture_output=True, text=True, timeout=30)

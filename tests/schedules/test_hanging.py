@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.hosting import eventually, is_in_memory, live, on_one_store, run_async
+from tests.runtime.hosting import PATIENCE_SECONDS, eventually, is_in_memory, live, on_one_store, run_async
 from tests.schedules import program
 from tests.schedules.processes import World, wait_for_death
 
@@ -152,6 +153,38 @@ def test_a_worker_that_leaves_in_the_middle_of_a_long_turn() -> None:
             run = await runtime.get("r")
             await run.send("more", 1)
             assert await run.result(timeout=20) == 11
+
+    run_async(main())
+
+
+GATE = threading.Event()
+LEFT: list[int] = []
+
+
+@workflow
+async def waits_at_the_gate(n: int) -> None:
+    try:
+        time.sleep(0.02)
+        await work(n)
+        GATE.wait(PATIENCE_SECONDS)
+        await work(n)
+    finally:
+        LEFT.append(n)
+
+
+@pytest.mark.usefixtures("slow_turns")
+def test_long_turns_that_found_no_thread_before_the_worker_leaves_are_unwound_too() -> None:
+    GATE.clear()
+    LEFT.clear()
+    runs = turn.TURN_THREADS_MAX + 2
+
+    async def main() -> None:
+        async with on_one_store()(waits_at_the_gate) as runtime:
+            for n in range(runs):
+                await runtime.start(waits_at_the_gate.call(n), id=f"r{n}")
+            await eventually(lambda: all(ponders_now(runtime, f"r{n}") for n in range(runs)))
+        GATE.set()
+        await eventually(lambda: sorted(LEFT) == list(range(runs)))
 
     run_async(main())
 

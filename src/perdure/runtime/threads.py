@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 R = TypeVar("R")
-Job = Callable[[], None]
+Job = tuple[concurrent.futures.Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""What is to be called, with what, and whose answer it is."""
 
 
 class DaemonThreads(concurrent.futures.Executor):
@@ -22,24 +23,26 @@ class DaemonThreads(concurrent.futures.Executor):
     def __init__(self, threads_max: int, name: str) -> None:
         self._threads_max = threads_max
         self._name = name
-        self._jobs: deque[Job | None] = deque()
+        self._jobs: deque[Job] = deque()
         self._news = threading.Condition()
         self._threads = 0
         self._idle = 0
         self._is_closed = False
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> concurrent.futures.Future[R]:
-        """Run `fn` in a thread, as soon as one is free. RuntimeError after `shutdown`."""
+        """Run `fn` in a thread, as soon as one is free. RuntimeError after `shutdown`, and where no thread can be had:
+        then it is not run later either."""
         future: concurrent.futures.Future[R] = concurrent.futures.Future()
         with self._news:
             if self._is_closed:
                 raise RuntimeError(f"{self._name}: no further work after shutdown")
-            self._jobs.append(lambda: _run(future, fn, args, kwargs))
-            if len(self._jobs) > self._idle and self._threads < self._threads_max:
+            if len(self._jobs) >= self._idle and self._threads < self._threads_max:
+                name = f"{self._name}-{self._threads + 1}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()
                 self._threads += 1
-                threading.Thread(target=self._work, name=f"{self._name}-{self._threads}", daemon=True).start()
             else:
                 self._news.notify()
+            self._jobs.append((future, fn, args, kwargs))
         return future
 
     def _work(self) -> None:
@@ -52,16 +55,20 @@ class DaemonThreads(concurrent.futures.Executor):
                 job = self._jobs.popleft() if self._jobs else None
             if job is None:
                 return
-            job()
+            _run(*job)
             del job
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Begin nothing new; idle threads end, busy ones are left alone."""
+        """Begin nothing new; idle threads end, busy ones are left alone. What is still to be begun is, unless it is
+        cancelled: whoever waits for it hears of that."""
         with self._news:
             self._is_closed = True
+            left = list(self._jobs) if cancel_futures else []
             if cancel_futures:
                 self._jobs.clear()
             self._news.notify_all()
+        for future, *_ in left:
+            future.cancel()
 
 
 def _run(future: concurrent.futures.Future[Any], fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
