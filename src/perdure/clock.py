@@ -1,7 +1,7 @@
 """What time is it, and wake me at: the two questions that perdure asks a clock.
 
 Times are whole microseconds since 1970-01-01 UTC, everywhere in perdure; durations are seconds.
-`perdure.testing.FakeClock` is the other implementation.
+`perdure.testing.clock.FakeClock` is the other implementation.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ calls of whoever leaves the block. So a crash while it undoes needs no case of i
 follows from the context that tasks and threads inherit, in which order they were done from the history.
 
 `Saga` is what all have in common; `WorkflowSaga` the one of an `async def` workflow. That of hosted code is in
-`perdure.runtime.undoing`.
+`perdure.runtime.hosted.undoing`.
 """
 
 from __future__ import annotations
