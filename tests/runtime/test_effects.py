@@ -395,6 +395,47 @@ async def wires() -> str:
     return await wire("o")
 
 
+@effect(downstream=CanLookUp(), timeout=5)
+async def remit(order: str) -> str:
+    raise ConnectionResetError("the connection went away")
+
+
+@remit.key
+def _(order: str) -> str:
+    return order
+
+
+@remit.lookup
+async def _(op: Operation) -> Found[str] | NotFound | Unsure:
+    what = SCRIPT.pop(0)
+    if isinstance(what, BaseException):
+        raise what
+    if what == "cancelled":
+        inner = asyncio.create_task(asyncio.sleep(60))
+        inner.cancel()
+        await inner
+    return Found("receipt")
+
+
+@workflow
+async def remits() -> str:
+    return await remit("o")
+
+
+@pytest.mark.parametrize("first", ["cancelled", SystemExit(3), GeneratorExit(), asyncio.CancelledError()])
+def test_whatever_a_look_up_ends_with_the_doubt_goes_on(first: Any) -> None:
+    SCRIPT[:] = [first, "found"]
+
+    async def main() -> None:
+        async with on_one_store()(remits) as runtime:
+            run = await runtime.start(remits.call(), id="r")
+            assert await run.result(timeout=20) == "receipt"
+            looked = [each for each in await run.history() if each.kind == "effect.looked_up"]
+            assert len(looked) == 2
+
+    run_async(main())
+
+
 def test_a_plain_look_up_runs_in_a_thread() -> None:
     """It may block, and the loop goes on."""
 

@@ -121,6 +121,20 @@ def test_what_was_delivered_when_its_worker_died_is_delivered_again_under_the_sa
     assert DELIVERED[0].id == DELIVERED[1].id != DELIVERED[2].id
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()], ids=lambda error: type(error).__name__)
+def test_whatever_a_handler_ends_with_is_a_delivery_that_failed(error: BaseException, path: str) -> None:
+    async def gives_up(message: OutboxMessage) -> None:
+        raise error
+
+    async def main() -> None:
+        async with Runtime(path, workflows=[orders], outbox={"emails": gives_up}) as runtime:
+            await placed(runtime, 1)
+            store = host_of(runtime).store
+            await eventually(lambda: any(type(error).__name__ in post.error for post in store.posts()))
+
+    run_async(main())
+
+
 def test_what_is_refused_for_good_is_dead_and_holds_up_its_key_until_revived(path: str) -> None:
     is_open = False
 

@@ -30,7 +30,7 @@ from perdure.ledger import (
 from perdure.runtime.attempt import ATTEMPT
 from perdure.runtime.effects import HELD_LOOK_MICROSECONDS, EffectFlight
 from perdure.runtime.live import LiveRun
-from perdure.runtime.performer import PUT_OFF_MICROSECONDS
+from perdure.runtime.performer import PUT_OFF_MICROSECONDS, is_ours
 from perdure.runtime.retrying import Again
 from perdure.specs import CanLookUp, Found, NotFound, Unsure
 
@@ -200,9 +200,9 @@ class Doubts:
                 if lookup is None:
                     raise AssertionError("there is nobody to ask")
                 answer = await performer.call(performer.around(flight, lookup), operation)
-        except asyncio.CancelledError:
-            return
-        except Exception as error:
+        except BaseException as error:
+            if is_ours(error):
+                raise
             answer = Unsure(f"{type(error).__name__}: {message_of(error)}")
         self._looked_up(flight, answer)
 

@@ -615,6 +615,19 @@ class Performer:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+def is_ours(error: BaseException) -> bool:
+    """Whether what an author's function ended with was meant for the task in which it was called: that is cancelled,
+    the program interrupted, or the loop gone. Whatever else it ends with (SystemExit, the cancellation of something
+    that it waited for) it came to by itself."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return True
+    if isinstance(error, asyncio.CancelledError):
+        return task is not None and task.cancelling() > 0
+    return task is None or isinstance(error, KeyboardInterrupt)
+
+
 def _is_free(flight: Flight, then: Callable[[Flight], None]) -> bool:
     """Nobody limits what is spent."""
     return True

@@ -19,7 +19,7 @@ from perdure.codec.exceptions import message_of
 from perdure.errors import StoreError
 from perdure.http.classify import classify
 from perdure.runtime.outbox import WEBHOOK_TOPIC, Handler, OutboxMessage
-from perdure.runtime.performer import Performer
+from perdure.runtime.performer import Performer, is_ours
 from perdure.runtime.retrying import Again, next_attempt
 from perdure.specs import Retry
 from perdure.store.protocol import Post, Store
@@ -88,17 +88,20 @@ class Relay:
             )
             async with asyncio.timeout(HANDLER_SECONDS_MAX):
                 await self._performer.call(self._handlers[post.topic], message)
-        except Exception as error:
+        except BaseException as error:
+            if is_ours(error):
+                raise
             post = self._after_failure(post, attempt, error)
         else:
             post = post._replace(status="sent", attempts=attempt, error="")
         await self._note(post)
 
-    def _after_failure(self, post: Post, attempt: int, error: Exception) -> Post:
+    def _after_failure(self, post: Post, attempt: int, error: BaseException) -> Post:
         now = self._clock.now()
+        cause = TimeoutError() if isinstance(error, asyncio.CancelledError) else error  # of what it awaited
         decision = next_attempt(
             RETRIES.get(post.topic, RETRY), attempt=attempt, first_at=post.created_at, now=now,
-            failure=classify(error, now=now), random=random.random(),
+            failure=classify(cause, now=now), random=random.random(),
         )  # fmt: skip
         told = f"{type(error).__name__}: {message_of(error)}"
         if isinstance(decision, Again):
