@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.runtime.hosting import eventually, host_of, kinds, on_one_store, run_async
+from tests.runtime.hosting import GatedStore, eventually, host_of, kinds, live, on_one_store, run_async
 
 import perdure
 from perdure import (
@@ -25,6 +25,7 @@ from perdure import (
     OperationConflict,
     Retry,
     RunBlockedError,
+    Runtime,
     StepError,
     Unsure,
     UsageError,
@@ -32,6 +33,7 @@ from perdure import (
     step,
     workflow,
 )
+from perdure.errors import FencedError
 from perdure.ledger import EffectState, LedgerEntry
 from perdure.store.protocol import EffectFilter
 from perdure.testing.sweep import sweep_crashes
@@ -366,6 +368,72 @@ def test_a_plain_workflow_books_once_whatever_crashes() -> None:
         return result
 
     assert run_async(sweep_crashes(scenario, workflows=[books])).result == "receipt for 5"
+
+
+# ── ids of requests ─────────────────────────────────────────────────────────────────────────
+
+
+NOTING: list[str] = []
+MAY_NOTE = threading.Event()
+
+
+@effect(downstream=Idempotent(), timeout=60)
+def submits(order: str) -> str:
+    NOTING.append("begun")
+    MAY_NOTE.wait(20)
+    try:
+        _ = perdure.operation().note_request_id("batch 1")
+    except FencedError:
+        NOTING.append("fenced")
+        raise
+    NOTING.append("sent")
+    return "submitted"
+
+
+@submits.key
+def _(order: str) -> str:
+    return order
+
+
+@workflow
+async def batches() -> str:
+    return await submits.call("o")
+
+
+def test_an_id_is_kept_before_the_request_is_sent() -> None:
+    NOTING.clear()
+    MAY_NOTE.set()
+
+    async def main() -> None:
+        async with on_one_store()(batches) as runtime:
+            assert await (await runtime.start(batches.call(), id="r")).result(timeout=20) == "submitted"
+            assert [row.external_request_id for row in rows(runtime)] == ["batch 1"]
+
+    run_async(main())
+    assert NOTING == ["begun", "sent"]
+
+
+@pytest.mark.parametrize("when", ["before it is noted", "while that is written"])
+def test_a_thread_whose_run_was_lost_does_not_send_and_waits_for_nothing(when: str) -> None:
+    NOTING.clear()
+    MAY_NOTE.clear()
+
+    async def main() -> None:
+        store = GatedStore()
+        async with Runtime(store, workflows=[batches]) as runtime:
+            await runtime.start(batches.call(), id="r")
+            await eventually(lambda: NOTING == ["begun"])
+            run, store.gate = live(runtime, "r"), threading.Event()
+            if when == "while that is written":
+                MAY_NOTE.set()
+                await eventually(lambda: run.under_way is not None)
+            host_of(runtime).turns.forget(run)
+            MAY_NOTE.set()
+            await eventually(lambda: NOTING == ["begun", "fenced"])
+            gate, store.gate = store.gate, None
+            gate.set()
+
+    run_async(main())
 
 
 # ── look-ups ────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ import asyncio
 import inspect
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from perdure.engine.known import Standing
 from perdure.errors import (
     AuthorityUnreadableError,
     DuplicateOperation,
+    FencedError,
     OperationConflict,
     PerdureError,
     PolicyDenied,
@@ -154,6 +155,7 @@ class Effects:
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self._loop = asyncio.get_running_loop()
+        self._noting: dict[asyncio.Future[None], LiveRun] = {}
 
     @property
     def performer(self) -> Performer:
@@ -725,7 +727,7 @@ class Effects:
                 asyncio.get_running_loop()
             except RuntimeError:
                 asyncio.run_coroutine_threadsafe(noted, self._loop).result()
-                return _nothing()
+                return _Noted()
             return noted
 
         return note
@@ -739,6 +741,9 @@ class Effects:
 
         def note() -> None:
             live, ask = flight.live, flight.ask
+            if live.is_gone:
+                self.drop(live)
+                return
             if live.is_in_turn:
                 live.deferred += (note,)
                 return
@@ -757,8 +762,19 @@ class Effects:
             live.then += (tell,)
             self._turns.mark(live)
 
+        self._noting[is_durable] = flight.live
         self._loop.call_soon(note)
-        await is_durable
+        try:
+            await is_durable
+        finally:
+            del self._noting[is_durable]
+
+    def drop(self, live: LiveRun) -> None:
+        """The run leaves this worker: no note about its effects will be durable, and whoever waits for one, in a thread
+        that cannot be stopped, is not to send."""
+        for noting, of in self._noting.items():
+            if of is live and not noting.done():
+                noting.set_exception(FencedError(f"run {live.run_id} is not this worker's any more: nothing is noted"))
 
     def wait(self, flight: EffectFlight, at: int, then: Callable[[EffectFlight], None]) -> None:
         """Go on then. A wait that is over goes on at once."""
@@ -794,8 +810,11 @@ def given_up_entry(key: Key, standing: Standing, entry: LedgerEntry, memo: Memo,
     return Entry(event, output=output, raw=raw, delivers=True, ledger=row)
 
 
-async def _nothing() -> None:
-    """What was waited for already."""
+class _Noted:
+    """What was waited for already. No coroutine: Python complains of one that nobody awaits."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from ()
 
 
 def _reference(flight: EffectFlight) -> str | None:

@@ -811,6 +811,7 @@ class Turns:
             if kept.get(live.rid) is live:
                 del kept[live.rid]
         self.performer.drop(live)
+        self.effects.drop(live)
         self.sections.drop(live)
         if live.is_in_turn:
             pass  # its turn thread closes it
