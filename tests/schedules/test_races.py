@@ -314,6 +314,39 @@ def test_a_clock_that_jumps_back_turns_no_time_of_a_run_back() -> None:
     run_async(main())
 
 
+CLOCKS: list[FakeClock] = []
+
+
+@step(record="lazy")
+async def moves_the_clock(seconds: int) -> int:
+    CLOCKS[0]._now += seconds * 1_000_000  # pyright: ignore[reportPrivateUsage]
+    return seconds
+
+
+@step
+async def is_written_at_once() -> int:
+    return 1
+
+
+@workflow
+async def moves_it_to_and_fro() -> int:
+    return await moves_the_clock(10) + await moves_the_clock(-5) + await is_written_at_once()
+
+
+def test_a_clock_that_jumps_back_turns_no_time_of_lazy_results_back() -> None:
+    """Each is dated when it is delivered, and both are written later."""
+
+    async def main() -> None:
+        CLOCKS[:] = [FakeClock()]
+        async with on_one_store(clock=CLOCKS[0])(moves_it_to_and_fro) as runtime:
+            run = await runtime.start(moves_it_to_and_fro.call(), id="r")
+            assert await run.result(timeout=20) == 6
+            times = [each.at for each in await run.history()]
+            assert times == sorted(times)
+
+    run_async(main())
+
+
 # ── chapters ────────────────────────────────────────────────────────────────────────────────
 
 

@@ -384,7 +384,7 @@ class Turns:
         return live.under_way is None and not any(entry.delivers for entry in live.entries)
 
     def _deliver_first(self, live: LiveRun, event: e.Event, raw: bytes | None, output: Any, input: Any) -> None:
-        at = max(self.clock.now(), live.last_at)
+        at = live.last_at = max(self.clock.now(), live.last_at)
         live.entries.append(Entry(event, input, output, raw, False, at))
         live.lazy += 1
         live.undelivered += ((event, at, raw),)
