@@ -370,6 +370,45 @@ def test_a_plain_workflow_books_once_whatever_crashes() -> None:
     assert run_async(sweep_crashes(scenario, workflows=[books])).result == "receipt for 5"
 
 
+# ── threads ─────────────────────────────────────────────────────────────────────────────────
+
+
+@effect(downstream=NoGuarantee(), timeout=60)
+def posts(order: str) -> int:
+    return perdure.attempt().number
+
+
+@posts.key
+def _(order: str) -> str:
+    return order
+
+
+@workflow
+async def posts_one() -> int:
+    return await posts.call("o")
+
+
+def test_where_no_thread_can_be_had_nothing_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused, start = Counter[str](), threading.Thread.start
+
+    def start_at_last(thread: threading.Thread) -> None:
+        if thread.name.startswith("perdure-step") and refused[thread.name] < 2:
+            refused[thread.name] += 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_at_last)
+
+    async def main() -> None:
+        async with on_one_store()(posts_one) as runtime:
+            run = await runtime.start(posts_one.call(), id="r")
+            assert await run.result(timeout=20) == 1
+            assert "effect.in_doubt" not in await kinds(run)
+
+    run_async(main())
+    assert refused == {"perdure-step-1": 2}
+
+
 # ── ids of requests ─────────────────────────────────────────────────────────────────────────
 
 

@@ -335,7 +335,11 @@ class Performer:
             return inside.run(_called, self.may_begin, function, args, kwargs)
 
         watched = body if flight.handler is None else partial(self._watched, flight, number, body)
-        return await self._loop.run_in_executor(self._threads, watched)
+        try:
+            called = self._loop.run_in_executor(self._threads, watched)
+        except RuntimeError:  # no thread can be had: nothing was called, and nothing is in doubt
+            raise _NotNow from None
+        return await called
 
     def _watched(self, flight: Flight, number: int, body: Callable[[], Any]) -> Any:
         """The body of an effect, in its thread. It cannot be stopped, and so it is known as long as it runs; one that
