@@ -147,17 +147,21 @@ class Writer:
 
     def _finish_later(self, jobs: list[Job], commit: asyncio.Future[list[Outcome | Exception] | StoreError]) -> None:
         self._is_busy = False
-        self.schedule()  # whoever asked for a commit while this one was under way was not heard
-        self._finish(jobs, commit.result())
+        try:
+            self._finish(jobs, commit.result())
+        finally:
+            self.schedule()  # whoever asked for a commit while this one was under way was not heard
 
     def _finish(self, jobs: list[Job], outcomes: list[Outcome | Exception] | StoreError) -> None:
-        if self._jobs:
-            self.schedule()
-        if isinstance(outcomes, StoreError):
-            self._set_aside(jobs, outcomes)
-        else:
-            self._note_success()
-            self._tell(iter([(done, of, outcome) for (_, done, of), outcome in zip(jobs, outcomes, strict=True)]))
+        try:
+            if isinstance(outcomes, StoreError):
+                self._set_aside(jobs, outcomes)
+            else:
+                self._note_success()
+                self._tell(iter([(done, of, outcome) for (_, done, of), outcome in zip(jobs, outcomes, strict=True)]))
+        finally:
+            if self._jobs:
+                self.schedule()
 
     def _tell(self, told: Iterator[Told]) -> None:
         """Tell each writer its outcome. What one of them raises (Ctrl-C in a turn) keeps it from none of the others."""
@@ -232,8 +236,10 @@ class Writer:
             self._set_aside(left[FAILURES_IN_A_ROW_MAX:] + left[:FAILURES_IN_A_ROW_MAX], error)
         elif not any(isinstance(outcome, StoreError) for outcome in outcomes):
             self._note_success()
-        self.schedule()
-        self._tell(iter(told))
+        try:
+            self._tell(iter(told))
+        finally:
+            self.schedule()
 
     def _refuse(self, jobs: list[Job], error: StoreError) -> None:
         for _, done, of in jobs:
