@@ -187,7 +187,8 @@ async def test_one_that_runs_with_another_input_is_stopped_before_the_new_one_is
     await changed_in_between(perdure_runtime, run)
     assert runs_of(perdure_runtime) == {"r": "alive", "r/0.pays.1": "cancelled", "r/0.pays.1.2": "alive"}
     told = [type(event) for event in await history(perdure_runtime) if "Child" in type(event).__name__]
-    assert told == [e.ChildStarted, e.ChildDismissed, e.ChildEnded, e.ChildOwed, e.ChildStarted]
+    assert (told[:2], told[4:]) == ([e.ChildStarted, e.ChildDismissed], [e.ChildStarted])
+    assert set(told[2:4]) == {e.ChildEnded, e.ChildOwed}, "what it did may be known before its end is told"
     await (await perdure_runtime.get("r/0.pays.1.2")).send("on")
     assert await run.result() == "paid 42 for o"
     assert DONE == ["paid 41 for o", "announced 42", "paid 42 for o", "took 41 back for o"]

@@ -153,6 +153,7 @@ def test_what_holds_no_secret_is_written_as_ever(value: Any) -> None:
 @given(value=nested, secret=values, data=st.data())
 def test_a_secret_somewhere_comes_back_as_a_mark_there(value: Any, secret: str, data: st.DataObject) -> None:
     codec, place = codec_for(Any), data.draw(st.sampled_from(["value", "item", "key", "text"]))
+    assume(secret not in codec.dumps(value).decode())  # in a number it would be refused
     wrapped = {
         "value": {"a": value, "b": [secret]}, "item": [value, secret], "key": {secret: value, "a": value},
         "text": [value, f"before {secret} after"],

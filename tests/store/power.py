@@ -166,22 +166,22 @@ def _text(part: str) -> str:
 # ── the disk ─────────────────────────────────────────────────────────────────────────────────
 @dataclass
 class Files:
-    """What the files contain, by the name under which they were made, and the names in the folder. The two reach the
-    disk each for itself."""
+    """What the files contain, each by a number of its own, and which of them the names in the folder stand for. The two
+    reach the disk each for itself."""
 
-    contents: dict[str, bytearray] = field(default_factory=dict[str, bytearray])
-    names: dict[str, str] = field(default_factory=dict[str, str])
+    contents: dict[int, bytearray] = field(default_factory=dict[int, bytearray])
+    names: dict[str, int] = field(default_factory=dict[str, int])
 
-    def take(self, change: Change) -> None:
+    def take(self, change: Change, file: int) -> None:
         match change:
-            case Made():
-                self.names.setdefault(change.name, change.name)
+            case Made() | Renamed():
+                self.names[change.name] = file
+                if isinstance(change, Renamed):
+                    self.names.pop(change.before, None)
             case Removed():
                 self.names.pop(change.name, None)
-            case Renamed():
-                self.names[change.name] = self.names.pop(change.before, change.before)
             case Wrote() | Cut():
-                there = self.contents.setdefault(change.name, bytearray())
+                there = self.contents.setdefault(file, bytearray())
                 end = change.length if isinstance(change, Cut) else change.offset + len(change.content)
                 there.extend(bytes(max(0, end - len(there))))
                 if isinstance(change, Cut):
@@ -192,12 +192,14 @@ class Files:
 
 @dataclass
 class Disk:
-    """What is certainly there, what may be, and what was said so far. No name is used for two files."""
+    """What is certainly there, what may be, and what was said so far."""
 
     certain: Files = field(default_factory=Files)
-    pending: list[tuple[int, Change]] = field(default_factory=list[tuple[int, Change]])
+    pending: list[tuple[int, int, Change]] = field(default_factory=list[tuple[int, int, Change]])
     said: list[str] = field(default_factory=list[str])
     count: int = 0
+    files: dict[str, int] = field(default_factory=dict[str, int])
+    """What the names stand for just now."""
 
     def take(self, each: Happened) -> None:
         """One more thing has happened."""
@@ -206,32 +208,46 @@ class Disk:
                 self.said.append(each.text)
             case Synced():
                 self._sync(each)
+            case Made() if each.name in self.files:
+                pass
             case _:
-                self.pending.append((self.count, each))
+                self.pending.append((self.count, self._file_of(each), each))
         self.count += 1
 
+    def _file_of(self, change: Change) -> int:
+        match change:
+            case Made():
+                self.files[change.name] = self.count
+            case Renamed():
+                self.files[change.name] = self.files.pop(change.before)
+            case Removed():
+                return self.files.pop(change.name)
+            case _:
+                pass
+        return self.files[change.name]
+
     def _sync(self, synced: Synced) -> None:
-        left: list[tuple[int, Change]] = []
-        for n, each in self.pending:
+        left: list[tuple[int, int, Change]] = []
+        for n, file, each in self.pending:
             is_of_folder = isinstance(each, Made | Removed | Renamed)
-            is_about = is_of_folder if not synced.name else not is_of_folder and each.name == synced.name
+            is_about = is_of_folder if not synced.name else not is_of_folder and file == self.files[synced.name]
             if is_about and n < synced.began:
-                self.certain.take(each)
+                self.certain.take(each, file)
             else:
-                left.append((n, each))
+                left.append((n, file, each))
         self.pending = left
 
     def leave(self, folder: Path, chance: float, choice: random.Random) -> None:
         """Put down what the disk has after the power went. `chance`: that something is there that need not be."""
-        files = Files({name: bytearray(each) for name, each in self.certain.contents.items()}, dict(self.certain.names))
-        for _, each in self.pending:
+        files = Files({file: bytearray(each) for file, each in self.certain.contents.items()}, dict(self.certain.names))
+        for _, file, each in self.pending:
             for piece in _pieces(each):
                 if choice.random() < chance:
-                    files.take(piece)
+                    files.take(piece, file)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        for name, made_as in files.names.items():
-            (folder / name).write_bytes(files.contents.get(made_as, b""))
+        for name, file in files.names.items():
+            (folder / name).write_bytes(files.contents.get(file, b""))
 
 
 def _pieces(each: Change) -> Iterator[Change]:

@@ -28,7 +28,7 @@ from perdure.store.protocol import EffectFilter, Status
 from perdure.store.sqlite import SqliteStore
 
 DATABASE = "p.db"
-NAMES = {DATABASE, f"{DATABASE}-wal"}
+NAMES = {DATABASE, f"{DATABASE}-wal", f"{DATABASE}-journal"}
 CUTS, RECOVERIES = 120, 6
 
 

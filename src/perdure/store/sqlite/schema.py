@@ -24,8 +24,8 @@ def check_place(path: str) -> None:
         raise StoreError(f"{path}: there is no folder {folder}; create it, or name another path")
     if not os.path.exists(path):
         return
-    if not os.path.exists(f"{path}-turn"):  # whoever opened it as a store left that
-        _check_file(path)
+    if not os.path.exists(f"{path}-turn") and not os.path.exists(f"{path}-journal"):
+        _check_file(path)  # `-turn` is left by whoever opened it as a store; `-journal` can only be undone by who writes
     if not os.access(path, os.W_OK):
         raise StoreReadOnlyError(
             f"{path}: cannot be written, by its permissions or its disk's; commands that only look read it all the "
