@@ -51,6 +51,10 @@ class Clock(Protocol):
         ...
 
 
+LOOK_SECONDS = 10.0
+"""How often a long alarm looks at the clock."""
+
+
 class SystemClock:
     """The machine's clock."""
 
@@ -58,7 +62,32 @@ class SystemClock:
         return time.time_ns() // 1_000
 
     def wake_at(self, at: int, callback: Callable[[], None]) -> Alarm:
-        import asyncio  # whoever asks has it; `import perdure` does without
+        from asyncio import get_running_loop  # whoever asks has it; `import perdure` does without
 
         delay = max(0.0, (at - self.now()) / MICROSECONDS)
-        return asyncio.get_running_loop().call_later(delay, callback)
+        if delay > LOOK_SECONDS:
+            return _LongAlarm(self, at, callback)
+        return get_running_loop().call_later(delay, callback)
+
+
+class _LongAlarm:
+    """The loop counts the seconds that it has lived. While a machine sleeps it counts none, and it does not hear that
+    the clock was put right: so the clock itself is looked at now and then."""
+
+    __slots__ = ("_at", "_callback", "_clock", "_next")
+
+    def __init__(self, clock: Clock, at: int, callback: Callable[[], None]) -> None:
+        self._clock, self._at, self._callback = clock, at, callback
+        self._look()
+
+    def _look(self) -> None:
+        from asyncio import get_running_loop
+
+        left = (self._at - self._clock.now()) / MICROSECONDS
+        if left > 0:
+            self._next: Alarm = get_running_loop().call_later(min(left, LOOK_SECONDS), self._look)
+        else:
+            self._callback()
+
+    def cancel(self) -> None:
+        self._next.cancel()

@@ -25,7 +25,7 @@ def check_place(path: str) -> None:
     if not os.path.exists(path):
         return
     if not os.path.exists(f"{path}-turn") and not os.path.exists(f"{path}-journal"):
-        _check_file(path)  # `-turn` is left by whoever opened it as a store; `-journal` can only be undone by who writes
+        _check_file(path)  # `-turn` is left by whoever opened it as a store; only who writes can undo a `-journal`
     if not os.access(path, os.W_OK):
         raise StoreReadOnlyError(
             f"{path}: cannot be written, by its permissions or its disk's; commands that only look read it all the "
