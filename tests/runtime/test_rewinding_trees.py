@@ -108,10 +108,15 @@ def numbered(ops: list[Any], numbers: list[int]) -> list[Any]:
     return found
 
 
+@example(
+    ops=[("wait", 0, []), ("if", 0, [("decide", 0, [])]), ("think", 1, []), ("act", 0, [])], changes=[(0, 1)], said=[],
+    crashes=[],
+)
+@example(ops=[("wait", 0, []), ("both", 1, [("decide", 0, [])])], changes=[(0, 1)], said=[], crashes=[])
 @example(ops=[("start", 0, [("act", 0, []), ("wait", 0, [])]), ("wait", 0, [])], changes=[(0, 1)], said=[], crashes=[])
 @given(ops=OPS, changes=CHANGES, said=SAID, crashes=CRASHES)
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 def test_whatever_changes_and_whatever_dies(
     ops: list[Any], changes: list[tuple[int, int]], said: list[str], crashes: list[tuple[int, When]]

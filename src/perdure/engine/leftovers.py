@@ -33,7 +33,7 @@ class Leftover(msgspec.Struct):
     """One of them. `base`: its id without what tells it from an earlier one. `is_own`: this run has started it, and
     nobody else. `is_told`: it is cancelled already. `is_refused`: something else is asked for under its id.
     `is_dismissed`, `is_owed`: recorded that it is not wanted; and, once it had ended, what it has done. `parent`: the
-    dismissed one that has started it."""
+    dismissed one that has started it. `attached`: the calls that have it again, with their use of its name."""
 
     key: Key
     name: str
@@ -50,6 +50,7 @@ class Leftover(msgspec.Struct):
     is_dismissed: bool = False
     is_owed: bool = False
     ended: Ended | None = None
+    attached: dict[Key, int] = {}
 
     @property
     def is_open(self) -> bool:

@@ -50,6 +50,7 @@ class Dismissing:
         child = _leftovers(live).get(ask.run_id)
         if child is not None:
             self._turns.children.attach(live, ask, child.ended)
+            child.attached[ask.key] = ask.use
         return child is not None
 
     def waits(self, live: LiveRun, ask: ChildAsk) -> bool:
@@ -74,25 +75,18 @@ class Dismissing:
             return True
         child.ended = Ended(status, raw)
         output = pack(raw, live.execution.memo)
-        for of in self._calls_of(live, key) or [(DEBT, 0, key.name, key.use)]:
+        for of in self._calls_of(live, child) or [(DEBT, 0, key.name, key.use)]:
             event = e.ChildEnded(*of, key.run_id, status, output.digest)
             live.has_sections |= event.is_in_section
             live.record(event, raw=raw, output=output, delivers=True)
         return True
 
-    def _calls_of(self, live: LiveRun, key: mail.ChildKey) -> list[tuple[str, int, str, int]]:
-        """The calls of the way that counts which wait for this child."""
-        execution = live.execution
-        started = {at: each for at, each in execution.known.children.items() if each.run_id == key.run_id}
-        asked = [at for at, run_id in execution.children.items() if run_id == key.run_id and at not in started]
-        return [
-            *((*at, each.name, each.use) for at, each in started.items()),
-            *((*at, key.name, self._use_of(live, at, key)) for at in asked),
-        ]
-
-    def _use_of(self, live: LiveRun, at: tuple[str, int], key: mail.ChildKey) -> int:
-        ask = live.execution.open.get(at)
-        return key.use if ask is None else ask.use
+    def _calls_of(self, live: LiveRun, child: Leftover) -> list[tuple[str, int, str, int]]:
+        """The calls of the way that counts which wait for this child. One that is asked for and not attached yet hears
+        of its end when it is."""
+        known = live.execution.known.children.items()
+        uses = {at: each.use for at, each in known if each.run_id == child.run_id} | child.attached
+        return [(*at, child.name, use) for at, use in uses.items()]
 
     # ── not wanted any more ──────────────────────────────────────────────────────────────────
     def look(self, live: LiveRun) -> None:
