@@ -109,6 +109,13 @@ def numbered(ops: list[Any], numbers: list[int]) -> list[Any]:
 
 
 @example(
+    ops=[
+        ("decide", 1, []), ("decide", 1, []),
+        ("call", 0, [("think", 0, []), ("think", 0, []), ("both", 1, [("wait", 0, [])])]),
+    ],
+    changes=[(0, 1)], said=[], crashes=[(13, "before")],
+)
+@example(
     ops=[("wait", 0, []), ("if", 0, [("decide", 0, [])]), ("think", 1, []), ("act", 0, [])], changes=[(0, 1)], said=[],
     crashes=[],
 )

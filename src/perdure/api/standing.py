@@ -131,7 +131,7 @@ async def _read(past: Past, rest: Rest, asked: Asked, provide: Mapping[type, Any
 
     async def read() -> Values:
         readings = readings_of(spec, asked.input, rest.readers, asyncio.to_thread)
-        return dict(zip(readings, await asyncio.gather(*readings.values()), strict=True))
+        return dict(zip(readings, await asyncio.gather(*(each() for each in readings.values())), strict=True))
 
     return await asyncio.get_running_loop().create_task(read(), context=context)
 

@@ -46,7 +46,8 @@ def told_of_effects(events: Iterable[tuple[e.Event | None, int]]) -> dict[str, T
             case e.EffectSucceeded() if event.how != "reused":
                 told[event.operation] = Told(EffectState.SUCCEEDED, at, event)
             case e.EffectFailed() if event.how in {"cancelled", "denied"} and sent.get(event.operation) == event.key:
-                told[event.operation] = Told(EffectState.FAILED_FINAL, at, event)  # given up between two attempts
+                if told[event.operation].outcome is None:  # else asked for again, after the run had gone back
+                    told[event.operation] = Told(EffectState.FAILED_FINAL, at, event)  # given up between two attempts
             case e.EffectFailed() if event.how not in SAYS_NOTHING_OF_ITS_OWN:
                 told[event.operation] = Told(EffectState.FAILED_FINAL, at, event)
             case _:

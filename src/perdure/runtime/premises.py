@@ -122,7 +122,7 @@ class Premises:
     async def _read(self, spec: StepSpec, raw: bytes, readers: Readers, part: frozenset[str] | None = None) -> Values:
         """What is declared of the step, and what its body has named; or a part of it."""
         readings = readings_of(spec, raw, readers, self._turns.performer.in_thread, part)
-        read = await asyncio.gather(*(_told_if_unread(spec, name, reading) for name, reading in readings.items()))
+        read = await asyncio.gather(*(_told_if_unread(spec, name, read) for name, read in readings.items()))
         return dict(zip(readings, read, strict=True))
 
     def rest(self, flight: Flight, raw: bytes) -> None:
@@ -595,9 +595,9 @@ class Premises:
         return decision
 
 
-async def _told_if_unread(spec: StepSpec, name: str, reading: Awaitable[bytes]) -> bytes:
+async def _told_if_unread(spec: StepSpec, name: str, read: Reads) -> bytes:
     try:
-        return await reading
+        return await read()
     except Exception as error:
         why = f"{type(error).__name__}: {message_of(error)}"
         raise PremiseUnreadableError(f"premise {name!r} of {spec.name} cannot be read: {why}", name) from error
@@ -605,18 +605,20 @@ async def _told_if_unread(spec: StepSpec, name: str, reading: Awaitable[bytes]) 
 
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Calls a function in another thread."""
+Reads = Callable[[], Coroutine[Any, Any, bytes]]
 
 
 def readings_of(
     spec: StepSpec, raw: bytes, readers: Readers, in_thread: InThread, part: frozenset[str] | None = None
-) -> Mapping[str, Coroutine[Any, Any, bytes]]:
+) -> Mapping[str, Reads]:
     """By name, what reads each fact that a step with these arguments rests on, or a part of those: those that are
-    declared, and those that its body has named. Each is to be awaited in the context in which the step's body would
-    run."""
+    declared, and those that its body has named. Each is to be called, and awaited, in the context in which the step's
+    body would run."""
     premises = {each.name: each for each in (spec.rests or Rests()).premises if each.name not in readers}
     wanted = [name for name in (*premises, *readers) if part is None or name in part]
-    named = {name: _read_named(spec, readers[name]) for name in wanted if name in readers}
-    return named | {name: _read_declared(spec, premises[name], raw, in_thread) for name in wanted if name in premises}
+    named: dict[str, Reads] = {name: partial(_read_named, spec, readers[name]) for name in wanted if name in readers}
+    declared = {name: premises[name] for name in wanted if name in premises}
+    return named | {name: partial(_read_declared, spec, each, raw, in_thread) for name, each in declared.items()}
 
 
 async def _read_declared(spec: StepSpec, premise: Premise, raw: bytes, in_thread: InThread) -> bytes:
