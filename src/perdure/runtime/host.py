@@ -79,6 +79,7 @@ class Host:
         self._has_given_back = False
         self._enter()
         exact.install()
+        self._is_exact = True
         self.writer = Writer(store, stopwatch=options.stopwatch)
         self.turns = Turns(
             self.worker, store, clock, self.writer, self.catalog, steps_max=options.steps_max,
@@ -380,7 +381,7 @@ class Host:
             await asyncio.sleep(0.001)
         await self._drop_everything()
         self._guarded(self._leave)
-        exact.uninstall()
+        self.give_up_exactness()
         return unfinished
 
     async def _drop_everything(self) -> None:
@@ -405,7 +406,13 @@ class Host:
         tests."""
         self.turns.is_stopping = True
         await self._drop_everything()
-        exact.uninstall()
+        self.give_up_exactness()
+
+    def give_up_exactness(self) -> None:
+        """Once, although it may be abandoned while it leaves: others on this loop count on it."""
+        if self._is_exact:
+            self._is_exact = False
+            exact.uninstall()
 
     def learn(self, spec: WorkflowSpec) -> None:
         """From now on take runs of this workflow, too."""

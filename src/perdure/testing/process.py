@@ -16,7 +16,6 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol
 
 from perdure.clock import MICROSECONDS
-from perdure.engine import exact
 from perdure.runtime.host import Host
 from perdure.runtime.lease import Lease
 from perdure.runtime.options import Options
@@ -331,7 +330,7 @@ class Process:
         self.is_dead = True
         if self._host is not None:
             self._kill_proof(self._host.worker)
-            exact.uninstall()
+            self._host.give_up_exactness()
             self._bury(self._host)
         self.loop.close()
 
