@@ -437,10 +437,15 @@ class Effects:
 
     def held(self, live: LiveRun, outcome: protocol.Held) -> None:
         """Another run was faster with an operation that both want: nothing of this append is written. All of it goes
-        again, without that start, which is prepared again."""
-        operation = outcome.entry.operation_id
-        mine = [f for f in live.flights.values() if isinstance(f, EffectFlight) and f.is_about(operation)]
-        live.go_again_without(mine, operation, lambda event: getattr(event, "operation", "") == operation)
+        again, without that start, which is prepared again. What another call was refused for asking the same stands."""
+        operation, flights = outcome.entry.operation_id, live.flights.values()
+        mine = [f for f in flights if isinstance(f, EffectFlight) and f.is_about(operation) and not f.is_over]
+        keys = {flight.ask.key for flight in mine}
+
+        def is_left_out(event: e.Event) -> bool:
+            return isinstance(event, e.Keyed) and event.key in keys and getattr(event, "operation", "") == operation
+
+        live.go_again_without(mine, operation, is_left_out)
         for flight in mine:
             live.execution.known.effects.pop(flight.ask.key, None)
             flight.is_start_recorded = flight.ask.is_recorded = flight.is_under_way = False
