@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, Generic, TypeVar, cast, overload
 
 from perdure.api.approving import Approvers, Said, answer_of, approval_of, approved_here, patient, question_of
-from perdure.api.calls import Call, check_call
+from perdure.api.calls import Call, check_call, nobody_can_await
 from perdure.api.inside import (
     IN_A_STEP,
     IN_AN_ASYNC_WORKFLOW,
@@ -69,7 +69,7 @@ def _awaited(call: Call[T]) -> T:
     async def result() -> T:
         return await call
 
-    if asyncio._get_running_loop() is not None:  # pyright: ignore[reportPrivateUsage]
+    if not nobody_can_await():
         raise UsageError("perdure.sync.wait() inside a running event loop: await the call there")
     return asyncio.run(result())
 

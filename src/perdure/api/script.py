@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from perdure.api.calls import Call
+from perdure.api.calls import Call, nobody_can_await
 from perdure.api.inputs import checked_scope
 from perdure.api.run import Run
 from perdure.api.runtime import Runtime
@@ -79,7 +79,7 @@ def run(
 
 def _workflow_of(call: Call[Any]) -> AnyWorkflow:
     """The workflow that is called. UsageError for other things, and where nobody could wait for it."""
-    if _is_loop_running():
+    if not nobody_can_await():
         name = getattr(getattr(call, "of", None), "name", "agent")
         raise UsageError(
             f"perdure.run() cannot wait inside a running event loop: `run = await runtime.start({name}.call(...))` and "
@@ -94,14 +94,6 @@ def _workflow_of(call: Call[Any]) -> AnyWorkflow:
             f"perdure.run({call.of.name}.call(...)): {call.of.name} is no workflow; decorate it with @workflow"
         )
     return call.of
-
-
-def _is_loop_running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 async def _run(runtime: Runtime, start: Callable[[], Awaitable[Run[R]]], *, wait_blocked: bool) -> R:
