@@ -69,6 +69,10 @@ FOUND: dict[str, tuple[p.Node, Plan, int]] = {
     "hosted code whose run is paused while people decide": (
         p.Foreign(0, (step(), approve(step(), within_ms=500))), Plan(workers=1, holds=3, pauses=2), 1,
     ),
+    "the store cannot be read when the time of a request is up, and the code has just asked for a step as well": (
+        p.Gather(0, (*(approve(step(), within_ms=100) for _ in range(3)), p.Sequence(0, (p.Sleep(0, 100, False), step()))), False),
+        Plan(workers=1, read_fails=0.4), 1,
+    ),
 }  # fmt: skip
 
 

@@ -470,7 +470,8 @@ class Turns:
     def _delivered(self, live: LiveRun, written: Written) -> None:
         if live.has_sections:
             for entry, row in zip(written.entries, written.append.rows, strict=True):
-                self.sections.deliver(live, entry.event, row.at, entry.raw)
+                if not live.is_gone:
+                    self.sections.deliver(live, entry.event, row.at, entry.raw)
         for follow_up in written.then:
             follow_up()
         if not live.is_gone and not live.is_in_turn:
@@ -564,6 +565,8 @@ class Turns:
         if execution.failure is None and execution.ending is None:
             if execution.commands:
                 self._perform_all(live)
+                if live.is_gone:  # the store could not be read for one of them
+                    return
             if (
                 (not execution.open or execution.debts is not None)
                 and execution.is_deadlocked
@@ -625,6 +628,8 @@ class Turns:
             perform()
 
     def perform(self, live: LiveRun, command: Command) -> None:
+        if live.is_gone:  # dropped by the command before this one; whoever loads the run is asked again
+            return
         if not isinstance(command, ABOUT_ANOTHER):
             if live.execution.open.get(command.key) is not command:
                 return
@@ -769,7 +774,7 @@ class Turns:
                     self._take(live, earlier)
 
     def _take(self, live: LiveRun, letter: Mail) -> None:
-        if live.is_leaving or live.is_in_turn or live.has_taken(letter.mail_id):
+        if live.is_gone or live.is_leaving or live.is_in_turn or live.has_taken(letter.mail_id):
             return
         try:
             if mail.is_too_early(self, live, letter):

@@ -317,7 +317,9 @@ class Journal:
     # ── performing, and answering ────────────────────────────────────────────────────────────
     def perform(self, request: Request) -> None:
         """Do what is asked for; in a run that is paused or blocked nothing new begins, and in a section that was
-        cancelled nothing but what undoes."""
+        cancelled nothing but what undoes. In one that was dropped nothing at all."""
+        if self.live.is_gone:
+            return
         if self.cancelled is not None and not request.is_undoing:
             self._call_off(request, None)
             return
