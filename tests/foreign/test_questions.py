@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.hosting import eventually, host_of, kinds, run_async
+from tests.runtime.hosting import eventually, host_of, is_in_memory, kinds, run_async
 
 import perdure
 from perdure import step, workflow
+from perdure.audit.verify import verify
 from perdure.runtime.hosted.unwound import Unwound
 
 ASKED: list[str] = []
@@ -199,3 +201,129 @@ async def beside(n: int) -> int:
 async def _ticks() -> None:
     for n in range(3):
         await tick(n)
+
+
+# ── the code is over before anybody has decided ─────────────────────────────────────────────
+
+IS_TOLD = threading.Event()
+"""That a person is asked, or that the code has ended: the other step waits for it."""
+
+
+@step
+async def wants_a_person(waits: bool) -> str:
+    if waits:
+        await asyncio.to_thread(IS_TOLD.wait, 20)
+    raise perdure.NeedsPerson("which of the two?")
+
+
+@step
+async def gives_up(waits: bool) -> str:
+    if waits:
+        await asyncio.to_thread(IS_TOLD.wait, 20)
+    raise perdure.Final("no such order")
+
+
+async def team(first: str) -> str:
+    """One of its calls fails, and with it the code; the other one wants a person."""
+    return "".join(await asyncio.gather(wants_a_person(first == "code"), gives_up(first == "person")))
+
+
+@workflow(name="goes-on-without")
+async def goes_on_without(first: str) -> str:
+    with contextlib.suppress(perdure.Final):
+        await perdure.section("team").run(team, first)
+    return await perdure.receive("word", str)
+
+
+@pytest.mark.parametrize("first", ["person", "code"])
+def test_nobody_is_asked_about_a_call_of_hosted_code_that_is_over(first: str, tmp_path: Path) -> None:
+    IS_TOLD.clear()
+
+    async def main() -> None:
+        async with perdure.Runtime(str(tmp_path / "runs.db"), workflows=[goes_on_without]) as runtime:
+            run = await runtime.start(goes_on_without.call(first), id="r")
+
+            async def is_asked() -> bool:
+                return bool(await runtime.inbox())
+
+            async def has_ended() -> bool:
+                return "section.ended" in await kinds(run)
+
+            await eventually(is_asked if first == "person" else has_ended)
+            IS_TOLD.set()
+            await eventually(has_ended)
+            await eventually(lambda: not host_of(runtime).turns.performer.running)
+            await eventually(lambda: not is_in_memory(runtime, "r"))  # it only waits: for the word
+            assert not await runtime.inbox()
+            summary = await run.summary()
+            assert (summary.status, summary.reason) == (perdure.Status.WAITING, "message")
+            await run.send("word", "go")
+            assert await run.result(timeout=20) == "go"
+            assert not verify(host_of(runtime).turns.store).damage
+
+    run_async(main())
+
+
+@step(uses=perdure.Usage(tokens=60))
+async def spends() -> None:
+    await asyncio.to_thread(IS_REFUSED.wait, 20)
+    perdure.used(tokens=60)
+
+
+IS_REFUSED = threading.Event()
+"""The first attempt of the payment was: nothing was paid."""
+
+
+@perdure.effect(
+    downstream=perdure.Idempotent(), uses=perdure.Usage(tokens=60),
+    retry=perdure.Retry(max_attempts=3, first_delay=0.1),
+)
+async def pay(order: str) -> str:
+    IS_REFUSED.set()
+    raise ConnectionRefusedError
+
+
+@pay.key
+def _(order: str) -> str:
+    return order
+
+
+async def pays_or_gives_up() -> None:
+    """The second attempt of the payment is more than is left; and then the code is over."""
+
+    async def gives_up_later() -> None:
+        await spends()
+        await gives_up(True)
+
+    await asyncio.gather(pay("o-1"), gives_up_later())
+
+
+@workflow(name="goes-on-unpaid", budget=perdure.Budget(tokens=100))
+async def goes_on_unpaid() -> str:
+    with contextlib.suppress(perdure.Final):
+        await perdure.section("team").run(pays_or_gives_up)
+    return await perdure.receive("word", str)
+
+
+def test_what_provably_did_nothing_does_not_wait_for_a_budget_when_its_code_is_over(tmp_path: Path) -> None:
+    IS_TOLD.clear()
+    IS_REFUSED.clear()
+
+    async def main() -> None:
+        async with perdure.Runtime(str(tmp_path / "runs.db"), workflows=[goes_on_unpaid]) as runtime:
+            run = await runtime.start(goes_on_unpaid.call(), id="r")
+
+            async def is_asked() -> bool:
+                return bool(await runtime.inbox())
+
+            await eventually(is_asked)
+            IS_TOLD.set()
+            await eventually(lambda: not is_in_memory(runtime, "r"))  # it only waits: for the word
+            assert not await runtime.inbox()
+            (operation,) = await runtime.effects()
+            assert operation.status == "failed_final"
+            await run.send("word", "go")
+            assert await run.result(timeout=20) == "go"
+            assert not verify(host_of(runtime).turns.store).damage
+
+    run_async(main())

@@ -564,3 +564,52 @@ def test_a_raise_reaches_runs_of_the_same_worker_that_writes_nothing_else() -> N
             assert await small.result() == 20
 
     run_async(main())
+
+
+# ── nobody wants the call any more ──────────────────────────────────────────────────────────
+
+
+@effect(downstream=Idempotent(), uses=Usage(tokens=60), retry=Retry(first_delay=60))
+async def pay_soon(order: str) -> str:
+    raise ConnectionRefusedError
+
+
+@pay_soon.key
+def _(order: str) -> str:
+    return order
+
+
+@workflow(budget=Budget(tokens=100))
+async def pays_in_time(is_sent: bool) -> str:
+    """What is sent is refused at once, and is to be sent again a minute later; by then too little is left."""
+    try:
+        async with asyncio.timeout(3600):
+            if not is_sent:
+                await uses_less(60)
+            await asyncio.gather(pay_soon("o-1"), uses_less_later(60))
+    except TimeoutError:
+        return "not in time"
+    return "paid"
+
+
+@step
+async def uses_less_later(tokens: int) -> None:
+    await asyncio.sleep(0.01)
+    perdure.used(tokens=tokens)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("is_sent", [False, True])
+def test_an_effect_that_waits_for_a_budget_can_be_cancelled(is_sent: bool, leaves: bool) -> None:
+    async def main() -> None:
+        async with RuntimeUnderTest() as runtime:
+            run = await runtime.start(pays_in_time.call(is_sent), id="r")
+            await runtime.advance(timedelta(minutes=10))
+            await is_stuck(run)
+            if leaves:
+                await let_go(runtime, "r")
+            await runtime.advance(timedelta(hours=1))
+            assert await run.result() == "not in time"
+            assert [operation.status for operation in await runtime.effects()] == ["failed_final"] * is_sent
+
+    run_async(main())

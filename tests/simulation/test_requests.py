@@ -57,6 +57,10 @@ def rows_of(simulator: Simulator, rid: int) -> Any:
     return simulator.store.load(rid, from_seq=0).rows
 
 
+def child_that_fails() -> p.Child:
+    return p.Child(0, p.Step(0, "plain", 0, 1, "final"), "await", 0)
+
+
 # ── schedules that broke a promise once ─────────────────────────────────────────────────────
 
 FOUND: dict[str, tuple[p.Node, Plan, int]] = {
@@ -70,8 +74,15 @@ FOUND: dict[str, tuple[p.Node, Plan, int]] = {
         p.Foreign(0, (step(), approve(step(), within_ms=500))), Plan(workers=1, holds=3, pauses=2), 1,
     ),
     "the store cannot be read when the time of a request is up, and the code has just asked for a step as well": (
-        p.Gather(0, (*(approve(step(), within_ms=100) for _ in range(3)), p.Sequence(0, (p.Sleep(0, 100, False), step()))), False),
+        p.Gather(0, (*[approve(step(), within_ms=100)] * 3, p.Sequence(0, (p.Sleep(0, 100, False), step()))), False),
         Plan(workers=1, read_fails=0.4), 1,
+    ),
+    "a person decides about a step of hosted code that is over, and a call of the next chapter has its number": (
+        p.Try(
+            0, p.Foreign(0, (approve(step()), step(0), p.Step(0, "plain", 1, 0, "person"), child_that_fails())),
+            approve(step()), None,
+        ),
+        Plan(workers=1), 3,
     ),
 }  # fmt: skip
 

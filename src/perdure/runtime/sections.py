@@ -131,9 +131,10 @@ class Sections:
             return
         live, ask, (raw, failed, continues) = journal.live, journal.ask, outcome
         self.turns.approvals.withdraw_all(live, f"{journal.section}/")
+        self.turns.unblock(live, ask)
         unused = tuple(f"{r.lane}/{r.name}" for r in journal.unused.left() if r.outcome is not None)
         self._journals.pop((live.rid, ask.key), None)
-        if self._to_undo.pop((live.rid, ask.key), None) is not None:
+        if self._to_undo.pop((live.rid, ask.key), None) is not None or live.has_effects:
             live.then += (lambda: self.turns.doubts.adopt_orphans(live),)
         output = pack(raw, live.execution.memo)
         event = e.SectionEnded(*ask.key, ask.name, ask.use, failed, output.digest, unused, continues)

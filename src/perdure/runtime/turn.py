@@ -563,10 +563,8 @@ class Turns:
                 self.mark(live)
             return
         if execution.failure is None and execution.ending is None:
-            if execution.commands:
-                self._perform_all(live)
-                if live.is_gone:  # the store could not be read for one of them
-                    return
+            if execution.commands and not self._perform_all(live):
+                return
             if (
                 (not execution.open or execution.debts is not None)
                 and execution.is_deadlocked
@@ -590,7 +588,8 @@ class Turns:
                 self.mark(live)
 
     # ── perform ──────────────────────────────────────────────────────────────────────────────
-    def _perform_all(self, live: LiveRun) -> None:
+    def _perform_all(self, live: LiveRun) -> bool:
+        """Whether the run is still here: it is not when the store could not be read for one of its commands."""
         commands, live.execution.commands = live.execution.commands, []
         if live.is_parked:
             live.held += tuple(commands)
@@ -599,6 +598,7 @@ class Turns:
         else:
             for command in commands:
                 self.perform(live, command)
+        return not live.is_gone
 
     def _perform_after_append(self, live: LiveRun, commands: Sequence[Command]) -> None:
         """What came before has to be durable first: lazy results, and the starts of a run that may have killed us."""
@@ -663,6 +663,7 @@ class Turns:
         if ask.key not in live.execution.known.cancelled:
             live.execution.known.cancelled.add(ask.key)
             live.record(e.CallCancelled(*ask.key, ask.name, ask.use))
+        self.unblock(live, ask)
         self.effects.cancel(live, ask)
         self.mark(live)
 
@@ -697,20 +698,24 @@ class Turns:
             self.children.tell(live, self.sections.children_left(live, ask.key))
             self.approvals.withdraw_all(live, section_of(ask.key) + "/")
             self.sections.cancel(live, ask)
-            self.doubts.adopt_orphans(live)
         else:
             self.children.tell(live, [ask.run_id])
         live.record(cancelled)
-        self._unblock_cancelled(live, ask)
+        self.unblock(live, ask)
+        if isinstance(ask, SectionAsk):
+            self.doubts.adopt_orphans(live)
         self.mark(live)
 
-    def _unblock_cancelled(self, live: LiveRun, ask: Any) -> None:
-        """Nobody has to decide about it any more, nor about what hosted code asked for that is over with it."""
+    def unblock(self, live: LiveRun, ask: Any) -> None:
+        """Nobody has to decide any more about a call that is over, nor about what hosted code asked for that is over
+        with it. What may have happened outside is another matter."""
         inside, undoes = section_of(ask.key) + "/", ask.key in live.execution.holding
+        effects = live.execution.known.effects
         for key, blocked in list(live.blocked_calls.items()):
             if undoes and blocked.name in QUESTIONS:
                 continue
-            if key == ask.key or (key[0].startswith(inside) and key not in live.execution.known.effects):
+            may_have_happened = key in effects and effects[key].state.is_open
+            if (key == ask.key or key[0].startswith(inside)) and not may_have_happened:
                 del live.blocked_calls[key]
                 live.record(e.RunUnblocked("cancelled", "", *key, "", blocked.name, blocked.use))
                 live.change = self.parking.change(live)

@@ -262,6 +262,12 @@ class Program:
         """Whether a run may have to wait in memory for another one, which then has to find room there."""
         return any(isinstance(node, Effect) and node.scope == "global" for node in self.nodes)
 
+    @property
+    def hosts_children(self) -> bool:
+        """Whether hosted code waits for children."""
+        hosted = (node for node in self.nodes if isinstance(node, Foreign))
+        return any(isinstance(kid, Child) for node in hosted for kid in node.kids)
+
 
 def called(node: Node) -> int:
     """The number of the node that a call is about: of a child it is what that is to evaluate."""

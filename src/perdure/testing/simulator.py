@@ -38,6 +38,10 @@ from perdure.testing.witness import Witness
 
 LEASE_SECONDS = 1.0
 SETTLE_MS = 30_000
+SETTLE_CRAMPED_MS = 180_000
+"""For hosted code that waits for children for which there is no room: it makes room when it was quiet for some seconds,
+each time."""
+
 CALLBACKS_MAX = 400_000
 CALLBACKS_AT_ONCE_MAX = 6
 HICCUP_SECONDS = 0.06
@@ -282,7 +286,9 @@ class Simulator:
 
     def _drive(self) -> None:
         """Let one process after the other go on for a little, in any order; when none can, let time pass."""
-        until = self.clock.now() + (HORIZON_MS + SETTLE_MS) * 1000
+        is_cramped = self.plan.runs_max < Plan.runs_max and self.program.hosts_children
+        settles = SETTLE_CRAMPED_MS if is_cramped else SETTLE_MS
+        until = self.clock.now() + (HORIZON_MS + settles) * 1000
         while not self._is_over():
             runnable = [process for process in self.processes if process.is_runnable]
             if runnable:
