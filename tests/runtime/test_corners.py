@@ -196,6 +196,41 @@ def test_unblocking_what_is_not_blocked_changes_nothing() -> None:
     run_async(main())
 
 
+@step
+async def wants(what: str) -> str:
+    raise NeedsPerson(what)
+
+
+@workflow
+async def wants_two() -> list[str]:
+    told = await asyncio.gather(wants("one"), wants("two"), return_exceptions=True)
+    return [str(each) for each in told]
+
+
+def test_two_who_decide_at_once_decide_the_same_call() -> None:
+    """Neither says which call. Who comes second has decided nothing, least of all what nobody looked at."""
+
+    async def main() -> None:
+        async with on_one_store()(wants_two) as runtime:
+            run = await runtime.start(wants_two.call(), id="r")
+
+            async def are_stuck() -> bool:
+                return len(await runtime.inbox()) == 2
+
+            await eventually(are_stuck)
+            await asyncio.gather(run.unblock("fail", by="ann"), run.unblock("fail", by="bo"))
+            with pytest.raises(RunBlockedError, match="two"):
+                await run.result(timeout=10)
+            (entry,) = await runtime.inbox()
+            assert str(entry.call).startswith("0.2/")
+            await run.unblock("value", value="by hand")
+            first, second = await run.result(timeout=10, wait_blocked=True)
+            assert "failed by" in first
+            assert second == "by hand"
+
+    run_async(main())
+
+
 def test_pausing_twice_and_resuming_twice_is_once() -> None:
     async def main() -> None:
         async with on_one_store()(waits) as runtime:

@@ -191,21 +191,22 @@ class Run(Generic[RESULT]):
         a decision that does not stand any more: `"keep"` it; or, where you are to confirm it, have it made again
         (`"recompute"`).
 
-        `call`: which one is meant (as the inbox names it), where several may be stuck; default: the oldest. A decision
-        about what is not stuck any more changes nothing. DecodeError for a value that does not fit what is asked for,
-        where that is known here; elsewhere the run's worker refuses it, and the inbox says so."""
+        `call`: which one is meant (as the inbox names it), where several may be stuck; default: the oldest when it is
+        asked. A decision about what is not stuck any more changes nothing. DecodeError for a value that does not fit
+        what is asked for, where that is known here; elsewhere the run's worker refuses it, and the inbox says so."""
         if choice not in {"retry", "value", "fail", "reuse", "keep", "recompute"}:
             raise UsageError(f"unblock({choice!r}): 'retry', 'value', 'fail', 'reuse', 'keep' or 'recompute'")
         raw = PLAIN.dumps(value).decode() if choice == "value" else None
-        await self._client._read(lambda: self._check_unblocks(raw, call, choice, by))
-        await self._post("unblock", "", control_body(mail.ControlLetter(reason, by, False, choice, raw, call or "")))
+        about = await self._client._read(lambda: self._unblocked(raw, call, choice, by))
+        await self._post("unblock", "", control_body(mail.ControlLetter(reason, by, False, choice, raw, about)))
 
-    def _check_unblocks(self, raw: str | None, call: str | None, choice: str, by: str) -> None:
+    def _unblocked(self, raw: str | None, call: str | None, choice: str, by: str) -> str:
+        """The label of the call that is decided; empty for the run as a whole."""
         from perdure.api.inbox import blocked
 
         info = self._find()
         if info.status is not Status.BLOCKED:
-            return
+            return call or ""
         stuck = next((entry for entry in blocked(self._client._store, info) if call in {None, entry.call}), None)
         if stuck is not None and stuck.operation is not None:
             raise UsageError(
@@ -216,6 +217,7 @@ class Run(Generic[RESULT]):
             self._check_allowed(stuck, choice, by)
         if stuck is not None and raw is not None:
             self._check_fits(raw.encode(), stuck.call)
+        return (stuck.call if call is None and stuck is not None else call) or ""
 
     def _check_allowed(self, entry: InboxEntry, choice: str, by: str) -> None:
         from perdure.api.requests import check_allowed
