@@ -77,6 +77,17 @@ FOUND: dict[str, tuple[p.Node, Plan, int]] = {
         p.Gather(0, (*[approve(step(), within_ms=100)] * 3, p.Sequence(0, (p.Sleep(0, 100, False), step()))), False),
         Plan(workers=1, read_fails=0.4), 1,
     ),
+    "the time of a request is up, and the run is to end by force, while its code cancels another one": (
+        p.Gather(0, (approve(step(), within_ms=20), p.Timeout(0, 20, approve(step()), False), approve(step())), False),
+        Plan(workers=1, forces=1, pauses=2), 1,
+    ),
+    "somebody decided in time, and the run was paused before that": (
+        p.Gather(0, (*[approve(step(), within_ms=20)] * 3, p.Sleep(0, 500, True)), True),
+        Plan(workers=1, holds=6, pauses=2), 1,
+    ),
+    "the same in hosted code": (
+        p.Foreign(0, (step(), *[approve(step(), within_ms=20)] * 3)), Plan(workers=1, holds=6, pauses=2), 1,
+    ),
     "a person decides about a step of hosted code that is over, and a call of the next chapter has its number": (
         p.Try(
             0, p.Foreign(0, (approve(step()), step(0), p.Step(0, "plain", 1, 0, "person"), child_that_fails())),

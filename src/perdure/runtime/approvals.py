@@ -36,7 +36,7 @@ from perdure.decisions import (
 )
 from perdure.decisions.deciding import decode_decision, encode_decision
 from perdure.decisions.entry import BODY_IN_ROW_BYTES_MAX, What
-from perdure.engine.calls import ChildAsk, Grant, Key, RequestAsk, StepAsk
+from perdure.engine.calls import ChildAsk, Grant, Key, Overdue, RequestAsk, StepAsk
 from perdure.errors import (
     ApprovalExpired,
     AuthorityUnreadableError,
@@ -245,7 +245,8 @@ class Approvals:
 
     # ── its time is up ───────────────────────────────────────────────────────────────────────
     def expire(self, live: LiveRun, id: str) -> None:
-        """The time of a request is up: what was decided before lies in the mailbox, and counts."""
+        """The time of a request is up: what was decided before lies in the mailbox, and counts. It stays there while
+        the run is paused: then it is looked at when that is over."""
         if live.is_in_turn:
             live.deferred += (partial(self.expire, live, id),)
             return
@@ -253,6 +254,11 @@ class Approvals:
             self._turns.take_mail(self._turns.store.mail([live.rid]))
         row = self.row(live, id)
         if row is None or row.status is not ApprovalState.PENDING or live.is_gone or live.is_leaving:
+            return
+        if live.is_parked:
+            ask = live.execution.open.get(row.parts[:2])
+            if isinstance(ask, RequestAsk):  # hosted code waits anew by itself
+                live.held += (Overdue(ask),)
             return
         now = self._turns.clock.now()
         self._answer(live, row.moved(Happening.TIMED_OUT, now=now), Decision("expired", "", ""), b"null")

@@ -92,7 +92,9 @@ class Doubts:
             self._effects.block(flight, "unknown_effect", hint)
             return
         flight.entry, flight.number = entry, entry.attempts
-        if standing.state is EffectState.FAILED_RETRYABLE:
+        if standing.state is EffectState.FAILED_RETRYABLE and entry.status is not standing.state:
+            self._turns.lose(flight.live)  # somebody else has the run, and has gone on with it
+        elif standing.state is EffectState.FAILED_RETRYABLE:
             self._effects.wait(flight, 0 if flight.is_cancelled else standing.retry_at, self._effects.send)
         elif entry.status is EffectState.SUCCEEDED:
             hint = f"{flight.ask.label} succeeded, and its result could not be recorded"

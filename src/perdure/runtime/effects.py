@@ -22,7 +22,7 @@ from perdure.clock import MICROSECONDS, when
 from perdure.codec import Memo, dump_exception, pack, unpack
 from perdure.codec.exceptions import message_of
 from perdure.decisions import ApprovalEntry
-from perdure.engine.calls import Attempts, EffectAsk, Key
+from perdure.engine.calls import Attempts, Cancelled, EffectAsk, Key
 from perdure.engine.known import Standing
 from perdure.errors import (
     AuthorityUnreadableError,
@@ -405,11 +405,14 @@ class Effects:
         self._turns.mark(live)
 
     def hold(self, flight: Flight) -> None:
-        """The run is paused or blocked: nothing new leaves; it goes on where it stands when that is over."""
+        """The run is paused or blocked: nothing new leaves; it goes on where it stands when that is over, cancelled if
+        it was."""
         live, ask = flight.live, flight.ask
         self.performer.land(flight)
         live.flights.pop(ask.key, None)
-        if not self._turns.sections.hold_back(live, ask.key):
+        if isinstance(flight, EffectFlight) and flight.is_cancelled:
+            live.held += (Cancelled(ask),)
+        elif not self._turns.sections.hold_back(live, ask.key):
             live.held += (ask,)
 
     def _launch(self, flight: EffectFlight, attempt: int) -> None:

@@ -244,9 +244,9 @@ class Performer:
         return self._context.copy()
 
     def enqueue(self, flight: Flight) -> None:
-        """Begin the next attempt as soon as there is room."""
+        """Begin the next attempt as soon as there is room; in a run that is leaving whoever has it next does."""
         flight.alarm = None
-        if not flight.is_over:
+        if not (flight.is_over or flight.live.is_leaving):
             self._take_up(flight, self._clock.now())
 
     def _take_up(self, flight: Flight, now: int) -> None:

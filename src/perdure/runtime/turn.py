@@ -589,16 +589,26 @@ class Turns:
 
     # ── perform ──────────────────────────────────────────────────────────────────────────────
     def _perform_all(self, live: LiveRun) -> bool:
-        """Whether the run is still here: it is not when the store could not be read for one of its commands."""
+        """Whether the run goes on here: it does not when the store could not be read for one of its commands, or when
+        one of them took in that it is to end."""
         commands, live.execution.commands = live.execution.commands, []
         if live.is_parked:
             live.held += tuple(commands)
         elif live.is_suspect or (live.has_lazy() and not all(_is_lazy(c) for c in commands)):
             self._perform_after_append(live, commands)
         else:
-            for command in commands:
-                self.perform(live, command)
-        return not live.is_gone
+            self._perform_each(live, commands)
+        return not (live.is_gone or live.is_leaving)
+
+    def _perform_each(self, live: LiveRun, commands: Sequence[Command]) -> None:
+        """One after the other. While they are, letters may be taken in: the run may be parked by then, or over."""
+        for place, command in enumerate(commands):
+            if live.is_gone or live.is_leaving:
+                return
+            if live.is_parked:
+                live.held += tuple(commands[place:])
+                return
+            self.perform(live, command)
 
     def _perform_after_append(self, live: LiveRun, commands: Sequence[Command]) -> None:
         """What came before has to be durable first: lazy results, and the starts of a run that may have killed us."""
@@ -613,11 +623,7 @@ class Turns:
         def perform() -> None:
             if commands in live.unperformed:  # else the run has ended meanwhile
                 live.unperformed = tuple(left for left in live.unperformed if left is not commands)
-                if live.is_parked:  # meanwhile
-                    live.held += tuple(commands)
-                    return
-                for command in commands:
-                    self.perform(live, command)
+                self._perform_each(live, commands)
 
         if live.has_something_to_write:
             live.then += (perform,)
@@ -628,8 +634,6 @@ class Turns:
             perform()
 
     def perform(self, live: LiveRun, command: Command) -> None:
-        if live.is_gone:  # dropped by the command before this one; whoever loads the run is asked again
-            return
         if not isinstance(command, ABOUT_ANOTHER):
             if live.execution.open.get(command.key) is not command:
                 return
@@ -660,7 +664,7 @@ class Turns:
 
     def _cancel_effect(self, live: LiveRun, ask: EffectAsk) -> None:
         """What may have left stays under way, or with the person who is asked about it, until its outcome is known."""
-        if ask.key not in live.execution.known.cancelled:
+        if ask.key not in live.execution.known.cancelled and ":" not in ask.key[0]:
             live.execution.known.cancelled.add(ask.key)
             live.record(e.CallCancelled(*ask.key, ask.name, ask.use))
         self.unblock(live, ask)
