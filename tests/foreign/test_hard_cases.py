@@ -15,6 +15,7 @@ import pytest
 import perdure
 from perdure import step, workflow
 from perdure.runtime import sections
+from perdure.runtime.hosted import journal
 from perdure.runtime.hosted.records import Record, Unclaimed
 from perdure.store.protocol import Status
 from perdure.testing.runtime import RuntimeUnderTest
@@ -61,13 +62,16 @@ def test_a_record_of_the_own_lane_comes_first_and_each_is_claimed_once() -> None
     records = [record("a", 0), record("b", 0), record("a", 1), record("b", 1), record("b", 2, digest=b"e")]
     unclaimed = Unclaimed(records)
     assert unclaimed.claim("b", "s", b"d") is records[1]
-    assert unclaimed.claim("c", "s", b"d") is records[0]
+    assert unclaimed.claim("c", "s", b"d") is None
+    assert unclaimed.claim_of_any("s", b"d") is records[0]
     assert unclaimed.claim("a", "s", b"d") is records[2]
-    assert unclaimed.claim("a", "s", b"d") is records[3]
     assert unclaimed.claim("a", "s", b"d") is None
+    assert unclaimed.claim_of_any("s", b"d") is records[3]
+    assert unclaimed.claim_of_any("s", b"d") is None
     assert unclaimed.claim("b", "other", b"e") is None
     assert unclaimed.left() == records[4:]
-    assert unclaimed.claim("a", "s", b"e") is records[4]
+    assert unclaimed.claim("a", "s", b"e") is None
+    assert unclaimed.claim_of_any("s", b"e") is records[4]
     assert not unclaimed
 
 
@@ -268,3 +272,31 @@ def test_drain_returns_while_hosted_code_waits(
             assert await run.result(timeout=20) == "drained"
 
     asyncio.run(main())
+
+
+async def asks_twice() -> list[str]:
+    """Two of its tasks wait, and it waits for them: it cannot be given back."""
+    return list(await asyncio.gather(perdure.receive("one", str), perdure.receive("other", str)))
+
+
+@workflow
+async def asks_for_two() -> list[str]:
+    return list(await perdure.section("two").run(asks_twice))
+
+
+def test_drain_returns_while_several_tasks_of_hosted_code_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run stays in memory; when the program leaves, it is whoever's comes next."""
+    monkeypatch.setattr(journal, "HELD_QUIET_SECONDS", 0.1)
+
+    async def life(word: str, *, last: bool) -> list[str]:
+        async with perdure.Runtime(str(tmp_path / "runs.db"), workflows=[asks_for_two]) as runtime:
+            run = await runtime.start(asks_for_two.call(), id="run")
+            assert await asyncio.wait_for(runtime.drain(), 5) == 1
+            await run.send(word, word)
+            assert await asyncio.wait_for(runtime.drain(), 5) == (not last)
+            return await run.result(timeout=20) if last else []
+
+    asyncio.run(life("one", last=False))
+    assert asyncio.run(life("other", last=True)) == ["one", "other"]

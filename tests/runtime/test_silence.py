@@ -6,10 +6,12 @@ import asyncio
 import threading
 from typing import Any
 
+import pytest
 from tests.runtime.hosting import eventually, host_of, run_async
 
 import perdure
 from perdure import Client, step, workflow
+from perdure.runtime.hosted import journal
 from perdure.store.memory import MemoryStore
 from perdure.testing.clock import FakeClock
 from perdure.testing.runtime import RuntimeUnderTest
@@ -40,6 +42,15 @@ async def patient() -> None:
 @workflow
 async def letters() -> str:
     return await perdure.receive("letter", str)
+
+
+async def both() -> list[str]:
+    return list(await asyncio.gather(perdure.receive("letter", str), perdure.receive("other", str)))
+
+
+@workflow
+async def hosted_letters() -> list[str]:
+    return list(await perdure.section("both").run(both))
 
 
 async def look(runtime: RuntimeUnderTest, clock: FakeClock, seconds: float) -> list[Any]:
@@ -89,6 +100,22 @@ def test_a_step_within_its_timeout_and_a_run_that_only_waits_are_not_silent() ->
             await runtime.start(letters.call())
             for _ in range(20):
                 await asyncio.sleep(0)
+            assert await look(runtime, clock, 3_500) == []
+
+    run_async(main())
+
+
+def test_hosted_code_of_several_tasks_that_wait_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "HELD_QUIET_SECONDS", 0.05)
+
+    async def main() -> None:
+        clock = FakeClock()
+        workflows = [hosted_letters]
+        async with RuntimeUnderTest(MemoryStore(clock), clock=clock, workflows=workflows, guard=False) as runtime:
+            run = await runtime.start(hosted_letters.call(), id="r")
+            live = host_of(runtime).turns.live
+            await eventually(lambda: is_hosted(run))
+            await eventually(lambda: host_of(runtime).turns.parking.is_kept_by_a_wait(*live.values()))
             assert await look(runtime, clock, 3_500) == []
 
     run_async(main())

@@ -213,14 +213,15 @@ class Runtime(Client):
 
     async def drain(self, *, max_seconds: timedelta | float | None = None) -> int:
         """Do all that is due and come back when what is left only waits, and is written so, or after `max_seconds`.
-        Returns how many runs still have something under way then; for serverless functions, cron and tests."""
+        Returns how many runs are still in memory then: something of them is under way, or several threads or tasks of
+        their hosted code wait. For serverless functions, cron and tests."""
         host = self._host
         limit = None if max_seconds is None else seconds_given(max_seconds, what="max_seconds")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit):
                 host.kick()
                 await asyncio.sleep(0)
-                while host.turns.live or not host.is_quiet:
+                while (host.turns.live or not host.is_quiet) and not host.is_kept_by_waits:
                     if host.is_quiet:
                         host.release_idle()
                     await asyncio.sleep(0.001)

@@ -331,6 +331,14 @@ class Host:
             and all(map(self._only_waits, self.turns.live.values()))
         )
 
+    @property
+    def is_kept_by_waits(self) -> bool:
+        """Whether all runs in memory are there for hosted code that waits and cannot be given back: several threads or
+        tasks of it do."""
+        parking, lives = self.turns.parking, self.turns.live.values()
+        kept = all(parking.is_kept_by_a_wait(live) and not parking.may_leave(live) for live in lives)
+        return bool(lives) and kept and self.is_quiet
+
     def _only_waits(self, live: LiveRun) -> bool:
         return self.turns.parking.may_leave(live) or self.turns.parking.is_kept_by_a_wait(live)
 

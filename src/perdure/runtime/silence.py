@@ -61,7 +61,8 @@ class Silence:
 
     def _is_waiting(self, live: LiveRun) -> bool:
         """Whether it is not at work at all: nobody's limits are running."""
-        return live.is_parked or live.is_leaving or self._turns.parking.may_leave(live)
+        parking = self._turns.parking
+        return live.is_parked or live.is_leaving or parking.may_leave(live) or parking.is_kept_by_a_wait(live)
 
     def _note(self, live: LiveRun, now: int) -> None:
         calls = tuple(flight.ask.label for flight in live.flights.values())
