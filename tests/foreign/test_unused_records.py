@@ -171,6 +171,64 @@ def journals(runtime: Runtime) -> list[journal.Journal]:
     return list(host_of(runtime).turns.sections._journals.values())  # pyright: ignore[reportPrivateUsage]
 
 
+# ── lanes ───────────────────────────────────────────────────────────────────────────────────
+
+
+@step
+def sample(question: str) -> str:
+    """What a model says: no two answers are the same."""
+    DONE.append(question)
+    return f"answer {len(DONE)}"
+
+
+def agents_that_are_asked_the_same() -> list[str]:
+    """The first one alone comes to an answer; when the code is run again, the second one is asked first."""
+    told = dict[int, str]()
+
+    def agent(number: int) -> None:
+        with perdure.lane(f"agent {number}"):
+            until(lambda: is_again() or number == 0 or GATE.is_set())
+            if is_again() and number == 0:
+                until(GATE.is_set)
+            answer = sample("why?")
+            told[number] = ask(f"is {answer} right?")
+
+    agents = [threading.Thread(target=agent, args=[number]) for number in range(2)]
+    for each in agents:
+        each.start()
+    for each in agents:
+        each.join()
+    return [told[0], told[1]]
+
+
+def test_a_record_is_its_own_lanes_whoever_asks_the_same_first() -> None:
+    """What the first one was told it is told again, and goes on from there. The second gets an answer of its own."""
+
+    async def let_go_later(runtime: Runtime) -> None:
+        await eventually(lambda: any(each.held for each in journals(runtime)))
+        GATE.set()
+
+    found = twice(agents_that_are_asked_the_same, let_go_later, recorded=2)
+    assert found == ["IS ANSWER 1 RIGHT?", "IS ANSWER 3 RIGHT?"]
+    assert DONE == ["why?", "is answer 1 right?", "why?", "is answer 3 right?"]
+
+
+def in_lanes_that_are_called_otherwise() -> list[str]:
+    def one(number: int) -> str:
+        with perdure.lane(f"worker {number + 10 * LIFE[0]}"):
+            return ask(f"what {number} asks")
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(one, range(3)))
+    until(lambda: is_again() or GATE.is_set())
+    return found
+
+
+def test_a_record_of_another_lane_serves_once_nobody_else_asks_for_it() -> None:
+    assert twice(in_lanes_that_are_called_otherwise, nothing, recorded=3) == [f"WHAT {n} ASKS" for n in range(3)]
+    assert sorted(DONE) == [f"what {n} asks" for n in range(3)]
+
+
 # ── parted ──────────────────────────────────────────────────────────────────────────────────
 
 

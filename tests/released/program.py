@@ -357,6 +357,23 @@ def hosted_trip() -> str:
         return error.__notes__[0]
 
 
+async def listens() -> None:
+    """It is over before somebody has said what to do about a message that it cannot read."""
+    number = asyncio.ensure_future(perdure.receive("number", int))
+    try:
+        await perdure.receive("go")
+        raise ValueError("told to stop")
+    finally:
+        number.cancel()
+
+
+@workflow
+async def passes_on() -> str:
+    with contextlib.suppress(ValueError):
+        await perdure.section("listens").run(listens)
+    return await perdure.receive("number", str)
+
+
 @workflow
 async def fails() -> None:
     await breaks()
@@ -384,7 +401,7 @@ async def gives_up() -> str:
 WORKFLOWS: list[Any] = [
     researches, trades, doubts, wonders, spends, relies, goes_back, charges_cards, agrees, reads, child, parent,
     chapters, hosted, hosted_trip, fails, drops_child, gives_up, relies_on_some, signs_contract, buys, adopts,
-    charges_for, hands_on,
+    charges_for, hands_on, passes_on,
 ]  # fmt: skip
 
 PRICES = '''
@@ -459,7 +476,7 @@ async def begin_all(runtime: Runtime) -> None:
         "goes back": goes_back.call("g-1"), "went back": goes_back.call("g-2"), "resumed": researches.call("cocoa"),
         "relies on some": relies_on_some.call("small"), "relied on some": relies_on_some.call("small"),
         "signs": signs_contract.call(), "signed": signs_contract.call(), "hands on": hands_on.call("h-1"),
-        "handed on": hands_on.call("h-2"),
+        "handed on": hands_on.call("h-2"), "passes on": passes_on.call(), "passed on": passes_on.call(),
     }  # fmt: skip
     for run_id, call in calls.items():
         await runtime.start(call, id=run_id, tags={"kind": run_id}, goal="to be kept", scope={"customer": "ada"})
@@ -507,11 +524,12 @@ async def decide(runtime: Runtime) -> None:
     await (await runtime.get("bought")).unblock("retry", by="ann")
     for run_id in ("hosted on", "travelled", "adopted on"):
         await (await runtime.get(run_id)).send("number", 7)
-    for run_id in ("reads", "read"):
+    for run_id in ("reads", "read", "passes on", "passed on"):
         await (await runtime.get(run_id)).send("number", "seven")
     for run_id in ("finished", "relied", "relied on some"):
         await (await runtime.get(run_id)).send("go", by="ann")
     await runtime.drain()
+    await (await runtime.get("passed on")).send("go")
     await (await runtime.get("answered")).unblock("value", value="this one", by="ann", reason="known")
     await (await runtime.get("read")).unblock("value", value=7, by="ann")
 
@@ -585,6 +603,7 @@ GOES_ON: dict[str, tuple[Act, Any]] = {
     "agrees": (agree, 3), "reads": (give_number, 7), "goes back": (say_number, "27"), "resumed": (say_go, 8),
     "relies on some": (say_go, "told WHO"), "signs": (say_it_is_signed, "in blue"), "adopted": (say_number, 10),
     "buys": (unblock, "WHATWHEN"), "hands on": (say_number, "27"),
+    "passes on": (say_go, "seven"),
 }  # fmt: skip
 """Of each run that has not ended: what people do, and what comes of it then."""
 
@@ -593,7 +612,7 @@ ENDED: dict[str, Any] = {
     "raised": "thoughtthought", "relied": "paid 41", "gives up": "nobody came", "hosted on": 10,
     "travelled": "saga: undone: charges 'trip'", "drops": "it took too long", "cards": "charged, and declined",
     "agreed": 3, "read": 7, "went back": "27", "relied on some": "told WHO", "signed": "in ink", "adopted on": 10,
-    "bought": "WHATWHEN", "handed on": "27",
+    "bought": "WHATWHEN", "handed on": "27", "passed on": "seven",
 }  # fmt: skip
 """What became of those that have ended well."""
 

@@ -25,6 +25,7 @@ FAILED_ONCE = (
     61108,  # a person's "retry" comes in the commit in which the code ends
     67745,  # hosted code that asked a person is cancelled, and the question with it
     61214,  # the same, in a section that the code has left
+    *(167136, 171249, 242234),  # hosted code sends in the moment in which the code of its run comes to its end
 )
 SEEDS = [seed for seed in (*range(400), *FAILED_ONCE) if p.write_program(seed).has_effects]
 
@@ -89,6 +90,10 @@ FOUND: dict[str, tuple[p.Node, Plan]] = {
     "a person wants another attempt while the run is paused and just loaded": (
         cautious(pays("no_guarantee")),
         Plan(workers=2, kills=3, leaves=2, evictions=6, holds=3, evict_after_ms=0),
+    ),
+    "what was cancelled is to be sent again to find out, and the run is paused": (
+        p.Sequence(0, (p.Timeout(0, 20, pays("idempotent", ms=150), False), p.Sleep(0, 500, True))),
+        Plan(workers=1, holds=12, slow=1.0, evict_after_ms=10_000),
     ),
     "the ledger cannot be read when a late answer comes": (
         cautious(pays("can_look_up", is_threaded=True)),

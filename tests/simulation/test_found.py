@@ -194,6 +194,40 @@ FOUND = [
         child(p.Raise(0, "value"), how="cancel", ms=50),
         Plan(workers=1, write_kills=0.2, slow=0.5, runs_max=1, evict_after_ms=10_000),
     ),
+    Found(
+        "a run that waits for the next attempt of a suspect leaves, and another worker begins that attempt first",
+        p.Try(0, p.Timeout(0, 200, p.Effect(0, "can_look_up", "run", 1, 5, False), False), step(0, fails=2), None),
+        Plan(workers=2, leaves=2, runs=3, write_kills=0.2, slow=0.5, evict_after_ms=0, messages=0),
+        chapters=3,
+        seeds=400,
+    ),
+    Found(
+        "a lane of hosted code has asked for nothing yet, and what another lane was told fits",
+        p.Foreign(0, (step(5), sequence(sleep(50), receive(within_ms=20)), sequence(receive(), step(5)))),
+        Plan(workers=1, kills=2, messages=6),
+    ),
+    Found(
+        "the time of what hosted code asks is up before it was put to anybody: a turn takes long",
+        gather(p.Foreign(0, (step(0), p.Approve(0, step(5), 1, 20, True))), sleep(20), step(), step(60)),
+        Plan(workers=1, messages=6, slow=1.0, evict_after_ms=10_000),
+        chapters=3,
+        seeds=500,
+    ),
+    Found(
+        "hosted code ends as a message is taken for it",
+        p.Try(0, p.Foreign(0, (step(0), receive(), step(150, ends="final"))), receive(), None),
+        Plan(workers=1, messages=6, slow=0.5),
+    ),
+    Found(
+        "hosted code is cancelled as a message is taken for it",
+        sequence(p.Timeout(0, 100, p.Foreign(0, (step(0), sequence(receive(), sleep(500)))), False), receive()),
+        Plan(workers=1, messages=6, slow=1.0),
+    ),
+    Found(
+        "hosted code has ended in the commit in which it is cancelled",
+        sequence(p.Timeout(0, 200, p.Foreign(0, (receive(),)), False), receive(within_ms=100)),
+        Plan(workers=2, kills=2, evictions=3, messages=6, slow=1.0),
+    ),
 ]
 
 

@@ -241,7 +241,7 @@ QUIET = frozenset(
     {
         "call.cancelled", "person.reminded", "person.decided", "run.cancel_requested", "run.adopted", "step.heartbeat",
         "approval.spent", "effect.noted", "budget.reserved", "budget.spent", "budget.priced", "budget.raised",
-        "section.received", "message.settled", "premises.checked",
+        "section.received", "section.gave_back", "message.settled", "premises.checked",
     }
 )  # fmt: skip
 """Kinds that say nothing of whether a run waits."""

@@ -221,6 +221,8 @@ def tell(event: e.AnyEvent) -> Told:
             return Told(f"waits until {time_text(event.deadline)}")
         case e.SectionReceived():
             return Told(f"takes message {event.message!r}")
+        case e.SectionGaveBack():
+            return Told(f"gives message {event.message!r} back")
         case e.SectionEnded():
             return Told("section failed", "error") if event.failed else Told("section ended", "output")
         case e.TimePassed():

@@ -248,6 +248,8 @@ class Execution:
                 self._cancel_root(event.reason)
             case e.SectionReceived():
                 self.mailbox.hand_over(event.key, event.message)
+            case e.SectionGaveBack():
+                self.mailbox.take_back(event.key, event.message)
             case _:
                 pass
 
@@ -369,6 +371,16 @@ class Execution:
             self._let_go()
             if not self.holding:
                 self._end()
+
+    def takes_end_back(self) -> bool:
+        """Whether hosted code has begun something outside while this code came to its end. That is seen through first,
+        as what it had begun before."""
+        begun = [key for key, standing in self.known.effects.items() if standing.state.is_open]
+        if not begun:
+            return False
+        self.holding.update(begun)
+        self.ending = None
+        return True
 
     def _let_go(self) -> None:
         """Nobody waits for the calls still open: steps are cancelled and fenced, children told, unless abandoned.

@@ -85,6 +85,8 @@ class Known(msgspec.Struct, gc=False):
     """Sections whose code has entered a saga."""
     cancelled_sections: dict[str, tuple[int, int]] = {}
     """Of those, where in their journal and when they were cancelled."""
+    ended_sections: set[Key] = set()
+    """Sections whose code has come to its end, whether anybody waits for that or not."""
     requests: dict[Key, e.PersonAsked] = {}
     """Requests that nobody has decided yet."""
     asked_as: dict[Key, str] = {}
@@ -159,6 +161,8 @@ class Known(msgspec.Struct, gc=False):
                 self.recorded[event.key] = Recorded(event.name, event.kind, event.input, event.input)
             case e.SectionStarted():
                 self.recorded.setdefault(event.key, Recorded(event.name, "section", event.input))
+            case e.SectionEnded():
+                self.ended_sections.add(event.key)
             case e.SectionUndoes():
                 self.undoing.add(event.key)
             case e.CallCancelled():

@@ -19,33 +19,37 @@ SHOWN_MAX = 200
 
 class Message(bytes):
     """What a message says, in JSON, when it was sent (microseconds; 0 if that is not known any more) and by whom ("" if
-    nobody said so)."""
+    nobody said so). `place`: the how-manyeth it is of its mailbox."""
 
     sent_at = 0
     by = ""
+    place = 0
 
 
 class Mailbox:
     """A queue of messages and a queue of waiting receives for each name, and what was handed to foreign code."""
 
-    __slots__ = ("_waiting", "handed", "queues")
+    __slots__ = ("_count", "_waiting", "handed", "queues")
 
     def __init__(self, carried: Iterable[tuple[str, bytes]] = ()) -> None:
         self.queues: dict[str, deque[bytes]] = {}
         self.handed: dict[Key, bytes] = {}
         self._waiting: dict[str, deque[ReceiveAsk]] = {}
+        self._count = 0
         for name, message in carried:
             self.put(name, message)
 
     def put(self, name: str, message: bytes, sent_at: int = 0, by: str = "") -> None:
         """A message has come. It wakes nobody by itself."""
         kept = Message(message)
-        kept.sent_at, kept.by = sent_at, by
+        self._count += 1
+        kept.sent_at, kept.by, kept.place = sent_at, by, self._count
         self.queue(name).append(kept)
 
     def put_back(self, name: str, message: bytes) -> None:
-        """Whoever took it does not want it after all: it is the next one's."""
-        self.queue(name).appendleft(message)
+        """Whoever took it does not want it after all: it is the next one's, in its old place."""
+        queue, place = self.queue(name), getattr(message, "place", 0)
+        queue.insert(sum(getattr(other, "place", 0) < place for other in queue), message)
         self.wake(name)
 
     def queue(self, name: str) -> deque[bytes]:
@@ -57,6 +61,12 @@ class Mailbox:
         queue = self.queues.get(name)
         if queue:
             self.handed[key] = queue.popleft()
+
+    def take_back(self, key: Key, name: str) -> None:
+        """What foreign code took for this call it never got."""
+        message = self.handed.pop(key, None)
+        if message is not None:
+            self.put_back(name, message)
 
     def join(self, ask: ReceiveAsk) -> None:
         """A receive waits from now on, behind those that do already."""

@@ -346,6 +346,14 @@ class SectionReceived(Keyed, frozen=True, omit_defaults=True, gc=False, tag="sec
     message: str = ""
 
 
+class SectionGaveBack(Keyed, frozen=True, omit_defaults=True, gc=False, tag="section.gave_back"):
+    """Foreign code is over before it got the message called `message` that was taken for this call of its: it is in the
+    mailbox again, in its old place."""
+
+    is_outcome: ClassVar[bool] = True
+    message: str = ""
+
+
 class SectionEnded(Keyed, frozen=True, omit_defaults=True, gc=False, tag="section.ended"):
     """`unused`: recorded calls that the last execution of the section did not ask for. `continues`: it was a workflow's
     own code and asked to begin anew; `output` are the arguments then."""
@@ -725,6 +733,7 @@ AnyEvent = (
     | SectionUndoes
     | SectionWait
     | SectionReceived
+    | SectionGaveBack
     | SectionEnded
     | TimePassed
     | MessageArrived

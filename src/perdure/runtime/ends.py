@@ -34,6 +34,9 @@ class Ends:
         self._turns = turns
 
     def end(self, live: LiveRun) -> None:
+        if live.execution.known.effects and live.execution.takes_end_back():
+            self._turns.advance(live)
+            return
         ending = live.execution.ending
         live.silence()
         self._turns.effects.give_up_all(live)

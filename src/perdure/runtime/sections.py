@@ -132,6 +132,8 @@ class Sections:
         live, ask, (raw, failed, continues) = journal.live, journal.ask, outcome
         self.turns.approvals.withdraw_all(live, f"{journal.section}/")
         self.turns.unblock(live, ask)
+        journal.give_back()
+        live.execution.known.ended_sections.add(ask.key)
         unused = tuple(f"{r.lane}/{r.name}" for r in journal.unused.left() if r.outcome is not None)
         self._journals.pop((live.rid, ask.key), None)
         if self._to_undo.pop((live.rid, ask.key), None) is not None or live.has_effects:
@@ -284,6 +286,8 @@ class Sections:
         """Nobody waits for this section any more. Code that has entered a saga is unwound as soon as it is durable that
         it is cancelled: what was answered before and what not is then the same whenever it runs again."""
         if ask.key not in live.execution.holding:
+            if ask.key not in live.execution.known.ended_sections:
+                (self._journals.get((live.rid, ask.key)) or Journal(self, live, ask)).give_back()
             self._close(live, ask.key)
             return
         live.has_sections = True

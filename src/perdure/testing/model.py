@@ -16,6 +16,7 @@ import msgspec
 
 from perdure.clock import MICROSECONDS
 from perdure.codec import load_exception
+from perdure.engine.calls import section_of
 from perdure.engine.loop import UNWINDING_ROUNDS_MAX
 from perdure.errors import ApprovalExpired, Rejected
 from perdure.history import events as e
@@ -143,7 +144,8 @@ class OrderedGroup(asyncio.TaskGroup):
 
 
 class Model:
-    """One chapter of a run. `trace` is what its code sees; if it `is_open_ended`, the first `known_sights` are sure."""
+    """One chapter of a run. `trace` is what its code sees; if it `is_open_ended`, the first `known_sights` are sure.
+    `handed`: the messages that hosted code had when it was over."""
 
     def __init__(self, program: p.Program, past: Past, run_id: str) -> None:
         self.loop = ModelLoop()
@@ -157,6 +159,8 @@ class Model:
         self._expires_at: dict[tuple[str, int], int] = {}
         self._mailbox: dict[str, asyncio.Queue[int]] = {}
         self._in_flight: list[asyncio.Future[Any]] = []
+        self.handed: list[int] = []
+        self._handed: dict[str, dict[tuple[str, int], int]] = {}
         beginning = past.beginning()
         self._begin_at(beginning.at)
         self.trace = Trace(program, self, run_id, beginning.chapter)
@@ -189,6 +193,8 @@ class Model:
                     self._begin_at(at)
                 self._deliver(event, self.past.output(index))
                 self._settle_all()
+            elif isinstance(event, e.SectionGaveBack):  # the code is over, and with it what it had begun
+                self._handed.get(event.section, {}).pop(event.key, None)
         self._close()
         return self.trace
 
@@ -221,7 +227,10 @@ class Model:
     _is_unwinding = False
 
     def _note(self, index: int, event: e.Event) -> None:
-        """The first event about a call says what it was asked with."""
+        """The first event about a call says what it was asked with. What hosted code has taken when it is over it
+        keeps."""
+        if isinstance(event, e.SectionEnded | e.CallCancelled):
+            self.handed += self._handed.pop(section_of(event.key), {}).values()
         if isinstance(event, e.SectionStarted | e.SectionEnded):
             node, digest = event.name.split()
             self._asked[event.key] = Asked(int(node), int(digest))
@@ -236,6 +245,14 @@ class Model:
 
     def _deliver(self, event: e.Event, output: bytes | None) -> None:
         match event:
+            case e.SectionReceived():
+                queue = self._queue(event.message)
+                if not queue.empty():
+                    self._handed.setdefault(event.section, {})[event.key] = queue.get_nowait()
+            case e.SectionGaveBack():
+                message = self._handed.get(event.section, {}).pop(event.key, None)
+                if message is not None:
+                    self._put_back(self._queue(event.message), message)
             case e.Keyed() if event.is_in_section:
                 pass
             case e.StepCompleted():
@@ -246,10 +263,11 @@ class Model:
                 self._settle(event, lambda future: future.set_result(msgspec.json.decode(output or b"null")))
             case e.ChildEnded():
                 self._settle(event, lambda future: future.set_exception(load_exception(output or b"", ())))
-            case e.SectionEnded(failed=False):
-                self._settle(event, lambda future: future.set_result(int(output or b"")))
             case e.SectionEnded():
-                self._settle(event, lambda future: future.set_exception(load_exception(output or b"", ())))
+                if event.failed:
+                    self._settle(event, lambda future: future.set_exception(load_exception(output or b"", ())))
+                else:
+                    self._settle(event, lambda future: future.set_result(int(output or b"")))
             case e.PersonAnswered():
                 told = event, output, self._expires_at[event.key]
                 self._settle(event, lambda future: future.set_result(told))
@@ -285,6 +303,12 @@ class Model:
 
     def _queue(self, name: str) -> asyncio.Queue[int]:
         return self._mailbox.setdefault(name, asyncio.Queue())
+
+    def _put_back(self, queue: asyncio.Queue[int], message: int) -> None:
+        """Among those that are left it has its old place: they are numbered as they were sent."""
+        left = [message, *(queue.get_nowait() for _ in range(queue.qsize()))]
+        for each in sorted(left):
+            queue.put_nowait(each)
 
     def step(self, node: p.Step, digest: int, chapter: int) -> Awaitable[int]:
         return self._call(Asked(node.number, digest))

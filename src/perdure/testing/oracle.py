@@ -206,6 +206,9 @@ class _Judge:
             self._problem(f"chapter {chapter} {_difference(seen, expected)}".replace("the replay", "the model"))
         elif model.problem is not None and not model.is_open_ended:
             self._problem(f"chapter {chapter}, by the model: {model.problem}")
+        for message in model.handed if self._info.forked_from is None else ():  # else the original may have had it
+            if (self._info.run_id, message) not in self._simulator.witness.handed:
+                self._problem(f"message {message} was taken for hosted code, which never got it")
 
 
 def _difference(one: Sequence[Any], other: Sequence[Any]) -> str:

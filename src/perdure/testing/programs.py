@@ -220,7 +220,8 @@ class Queue(Several):
 @dataclass(frozen=True, slots=True)
 class Foreign(Several):
     """A hosted section, outside the workflow's loop: the first kid by itself, then the others at once. They are steps,
-    effects, calls of these under an approval, and children that are awaited."""
+    effects, calls of these under an approval, children that are awaited, durable waits, messages; and sequences of all
+    that, each in a lane of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +334,8 @@ class Author:
         self._has_effects = self._effects.random() < 0.3
         self._requests = Random(f"requests {seed}")
         self._has_requests = self._requests.random() < 0.2
+        self._hosted = Random(f"hosted {seed}")
+        self._has_branches = self._hosted.random() < 0.2
 
     def program(self) -> Program:
         root = self._node(0)
@@ -358,6 +361,8 @@ class Author:
         if self._left <= 1 or depth > 5 or (depth > 1 and self._chance(0.35)):
             return self._leaf()
         make = self._rng.choices(_MAKERS, _WEIGHTS)[0]
+        if self._has_branches and self._hosted.random() < 0.15:
+            make = Author.foreign
         return self._keep(make(self, self._number(), depth + 1))
 
     def _kids(self, depth: int, least: int = 2, most: int = 4) -> tuple[Node, ...]:
@@ -475,10 +480,31 @@ class Author:
         return Queue(number, self._kids(depth))
 
     def foreign(self, number: int, depth: int) -> Node:
+        if self._has_branches:
+            return Foreign(number, tuple(self._branch() for _ in range(self._hosted.randint(1, 4))))
         kids = [self._keep(self.step(self._number())) for _ in range(self._rng.randint(1, 3))]
         if self._chance(0.3):
             kids.append(self._keep(Child(self._number(), self._leaf(), "await", 0)))
         return Foreign(number, tuple(kids))
+
+    def _branch(self) -> Node:
+        rng = self._hosted
+        if rng.random() < 0.5:
+            return self._call(self._number())
+        number = self._number()
+        return self._keep(Sequence(number, tuple(self._call(self._number()) for _ in range(rng.randint(2, 4)))))
+
+    def _call(self, number: int) -> Node:
+        """What hosted code may ask for."""
+        rng = self._hosted
+        what = rng.choices(("step", "sleep", "receive", "child"), (55, 15, 20, 10))[0]
+        if what == "step":
+            return self._keep(self.step(number))
+        if what == "sleep":
+            return self._keep(Sleep(number, self._ms(), True))
+        if what == "receive":
+            return self._keep(Receive(number, rng.choice(MESSAGES), self._ms() if rng.random() < 0.6 else None))
+        return self._keep(Child(number, self._leaf(), "await", 0))
 
     def generator(self, number: int, depth: int) -> Node:
         kids = self._kids(depth)

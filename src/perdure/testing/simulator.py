@@ -38,9 +38,9 @@ from perdure.testing.witness import Witness
 
 LEASE_SECONDS = 1.0
 SETTLE_MS = 30_000
-SETTLE_CRAMPED_MS = 180_000
+SETTLE_SLOWLY_MS = 180_000
 """For hosted code that waits for children for which there is no room: it makes room when it was quiet for some seconds,
-each time."""
+each time. And for clocks that are seconds apart: who goes on with a run waits until its own has caught up."""
 
 CALLBACKS_MAX = 400_000
 CALLBACKS_AT_ONCE_MAX = 6
@@ -127,6 +127,12 @@ class Simulator:
     # ── what the workflow and the processes ask of their stage ───────────────────────────────
     def began(self, trace: Trace, execution: Execution) -> None:
         self.witness.traces.append((trace, execution))
+
+    def seen(self, sight: workflows.Sight, value: int) -> None:
+        self.witness.seen(sight, value)
+
+    def taken(self, sight: workflows.Sight, message: int) -> None:
+        self.witness.taken(sight, message)
 
     def is_decided(self, run_id: str) -> bool:
         return self.witness.is_decided(run_id)
@@ -287,7 +293,7 @@ class Simulator:
     def _drive(self) -> None:
         """Let one process after the other go on for a little, in any order; when none can, let time pass."""
         is_cramped = self.plan.runs_max < Plan.runs_max and self.program.hosts_children
-        settles = SETTLE_CRAMPED_MS if is_cramped else SETTLE_MS
+        settles = SETTLE_SLOWLY_MS if is_cramped or self.plan.clock_off_ms else SETTLE_MS
         until = self.clock.now() + (HORIZON_MS + settles) * 1000
         while not self._is_over():
             runnable = [process for process in self.processes if process.is_runnable]

@@ -19,7 +19,7 @@ from perdure.testing import programs as p
 from perdure.testing.clock import FakeClock
 from perdure.testing.consents import Consents, Request
 from perdure.testing.interpreter import Trace
-from perdure.testing.workflows import Body
+from perdure.testing.workflows import Body, Sight
 
 Call = tuple[str, int, str]
 """A step in a run: the run's id, the chapter, the call's label."""
@@ -38,7 +38,7 @@ class Actor(Protocol):
 class Witness:
     """What was noted, what is durable, which bodies began, and what is wrong. `runs` by rid, in the order of creation;
     `ended` are those that did; `traces`: what each execution of a run's code saw; `sent`: the messages, as accepted;
-    `consents`: what people were asked and said."""
+    `handed`: those that hosted code has got; `consents`: what people were asked and said."""
 
     def __init__(self, program: p.Program, store: Store, clock: FakeClock) -> None:
         self.problems: list[str] = []
@@ -46,6 +46,7 @@ class Witness:
         self.runs: dict[int, str] = {}
         self.ended: set[int] = set()
         self.sent: list[tuple[str, str, int]] = []
+        self.handed: set[tuple[str, int]] = set()
         self.on_blocked: Callable[[str], None] = lambda run_id: None
         self.on_asked: Callable[[Request], None] = lambda request: None
         self.consents = Consents(program, self.problem)
@@ -58,6 +59,7 @@ class Witness:
         self._launched: dict[tuple[Call, int, int], set[int]] = {}
         self._digests: dict[Call, int] = {}
         self._decisions = Counter[str]()
+        self._sights: dict[tuple[str, int, str, int, int], int] = {}
 
     # ── notes ────────────────────────────────────────────────────────────────────────────────
     def note(self, what: str, who: Actor | None = None) -> None:
@@ -117,6 +119,16 @@ class Witness:
             return True
         is_under_way = row.status is EffectState.STARTED and row.attempts == operation.attempt
         return live is None or self.info(live.rid).epoch != live.epoch or not is_under_way
+
+    def seen(self, sight: Sight, value: int) -> None:
+        """A branch of hosted code has an answer: the same whenever it runs again. A lazy one may have been lost."""
+        if not self._program.has_lazy and self._sights.setdefault(sight.at, value) != value:
+            before = self._sights[sight.at]
+            self.problem(f"hosted code of {sight.run_id} saw {value} at {sight.at}, and {before} before it ran again")
+
+    def taken(self, sight: Sight, message: int) -> None:
+        """Hosted code has a message."""
+        self.handed.add((sight.run_id, message))
 
     def is_decided(self, run_id: str) -> bool:
         """Whether a person has said that a step of this run is to be tried again."""

@@ -23,6 +23,7 @@ from perdure import (
 )
 from perdure.api.calls import execution_here
 from perdure.engine.execution import Execution
+from perdure.runtime.attempt import JOURNAL
 from perdure.testing import programs as p
 from perdure.testing.consents import APPROVERS
 from perdure.testing.interpreter import ChildHandle, OddError, Trace, evaluate, fold
@@ -56,6 +57,14 @@ class Stage(Protocol):
         """A step's body begins."""
         ...
 
+    def seen(self, sight: Sight, value: int) -> None:
+        """Hosted code has an answer."""
+        ...
+
+    def taken(self, sight: Sight, message: int) -> None:
+        """Hosted code has a message."""
+        ...
+
     def is_decided(self, run_id: str) -> bool:
         """Whether a person has said that a step of this run is to be tried again."""
         ...
@@ -77,6 +86,15 @@ class Body:
         self.node, self.digest, self.chapter = node, digest, chapter
         self.run_id, self.label, self.number = attempt.run_id, attempt.label, attempt.number
         self.process: object = perdure.use(Process)
+
+
+class Sight:
+    """Something that hosted code sees: in which section of which run, in which branch, as the how-manyeth."""
+
+    def __init__(self, branch: int, chapter: int, place: int) -> None:
+        journal: Any = JOURNAL.get()
+        self.run_id: str = journal.live.run_id
+        self.at = (self.run_id, chapter, str(journal.section), branch, place)
 
 
 class Process:
@@ -269,18 +287,47 @@ STEPS: dict[str, Any] = {"plain": plain, "lazy": lazy, "short": short, "threaded
 async def foreign_code(node: int, chapter: int) -> int:
     """What a section hosts: it knows asyncio, and makes calls."""
     first, *others = [kid for _, kid in p.kids_of(on_stage().program.nodes[node])]
-    value = await _call_of(first, chapter)
-    return fold([value, *await asyncio.gather(*(_call_of(kid, chapter) for kid in others))])
+    value = await _branch(first, chapter)
+    return fold([value, *await asyncio.gather(*(_branch(kid, chapter) for kid in others))])
 
 
-async def _call_of(kid: p.Node, chapter: int) -> int:
-    if not isinstance(kid, p.Approve):
-        value: int = await _made(kid, 0, chapter)
-        return value
+async def _branch(node: p.Node, chapter: int) -> int:
+    """What is asked for in a lane of its own is asked for on the grounds of what this lane has seen."""
+    if not isinstance(node, p.Sequence):
+        return await _call_of(node, 0, chapter)
+    with perdure.lane(f"branch {node.number}"):
+        values: list[int] = []
+        for kid in node.kids:
+            values.append(await _call_of(kid, fold(values), chapter))
+            on_stage().seen(Sight(node.number, chapter, len(values)), values[-1])
+        return fold(values)
+
+
+async def _call_of(kid: p.Node, digest: int, chapter: int) -> int:
+    match kid:
+        case p.Sleep():
+            await perdure.sleep(kid.ms / 1000)
+            return 0
+        case p.Receive():
+            message = await _received(kid)
+            if message is not None:
+                on_stage().taken(Sight(kid.number, chapter, 0), message)
+            return -1 if message is None else message
+        case p.Approve():
+            try:
+                return await _approved(kid, digest, chapter)
+            except (perdure.Rejected, perdure.ApprovalExpired):
+                return -1
+        case _:
+            value: int = await _made(kid, digest, chapter)
+            return value
+
+
+async def _received(node: p.Receive) -> int | None:
     try:
-        return await _approved(kid, 0, chapter)
-    except (perdure.Rejected, perdure.ApprovalExpired):
-        return -1
+        return await perdure.receive(node.message, int, within=_seconds(node.within_ms))
+    except TimeoutError:
+        return None
 
 
 def _made(kid: p.Node, digest: int, chapter: int) -> Any:

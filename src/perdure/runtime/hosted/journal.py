@@ -1,10 +1,10 @@
 """Answers what hosted code asks for, from the record or by performing it.
 
 A request is known by its lane, its name and the digest of its arguments, the n-th of that kind; lanes are names that an
-adapter gives, and a record of another lane serves where a lane has none of its own (thread pools hand out work as they
-like). A request that is new while recorded ones are unused is held as long as some participant (a thread or task that
-uses the journal) is not itself waiting; the record it lacks may still be asked for by that one. Only when all wait and
-something is unused have code and history parted.
+adapter gives. A request that is new in its lane while recorded ones are unused is held as long as some participant (a
+thread or task that uses the journal) is not itself waiting; the record it lacks may still be asked for by that one.
+Only when all wait does a record of another lane serve (thread pools hand out work as they like): before, that lane may
+be about to ask the same. If there is none, code and history have parted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from perdure.runtime.attempt import LANE
 from perdure.runtime.hosted.children import HostedChildren
 from perdure.runtime.hosted.here import PerformedHere
 from perdure.runtime.hosted.people import HostedPeople
-from perdure.runtime.hosted.records import OUTCOMES, Happened, Record, Unclaimed, records_of
+from perdure.runtime.hosted.records import OUTCOMES, Happened, Record, Unclaimed, records_of, untaken
 from perdure.runtime.hosted.request import Outcome, Request, running_loop, who_waits
 from perdure.runtime.hosted.steps import HostedSteps
 from perdure.runtime.hosted.unwound import Unwound
@@ -117,6 +117,8 @@ class Journal:
         self.held: list[Request] = []
         self._put_aside: list[Request] = []
         self._left: dict[str, deque[tuple[Key, e.Keyed, int, bytes | None]]] = {}
+        self.untaken = untaken(self.history)
+        """Messages that are on their way to the code, by the call that they were taken for."""
         self.participants: dict[object, int] = {}
         self.started: set[threading.Thread] = set()
         """Threads that the code has started, or that are busy with what it gave to a pool. They say so themselves."""
@@ -154,8 +156,9 @@ class Journal:
             request.digest = request.packed.digest
         for who in request.waiting:
             self.participants[who] = self.participants.get(who, 0) + 1
-        digests = (request.digest,) if request.view is None else (request.view, request.digest)
-        record = self.unused.claim(request.lane, request.name, *digests)
+        record = self.unused.claim(request.lane, request.name, *request.digests)
+        if record is None and self.cancelled is not None:
+            record = self.unused.claim_of_any(request.name, *request.digests)
         if record is None and self.unused and self.cancelled is None:
             self.held.append(request)
             self.loop.call_later(HELD_LOOK_SECONDS, self._look_at_held)
@@ -163,10 +166,17 @@ class Journal:
             if record is None:
                 self.show_state()
             self._serve(request, record)
-        if not self.unused:
-            self._release_held()
-            if self.live.has_decisions:
-                self.turns.premises.has_caught_up(self.live)
+        self._look_at_unused()
+
+    def _look_at_unused(self) -> None:
+        """Once nothing recorded is unused, what was held is new."""
+        if self.unused:
+            return
+        held, self.held = self.held, []
+        for request in held:
+            self._serve(request, None)
+        if self.live.has_decisions:
+            self.turns.premises.has_caught_up(self.live)
 
     def _refuse(self, answer: concurrent.futures.Future[Any]) -> None:
         """Code that swallows being unwound and asks again would spin: after so many times it is left without an
@@ -174,11 +184,6 @@ class Journal:
         self._refusals += 1
         if self._refusals <= REFUSALS_MAX:
             answer.set_exception(Unwound(NO_CALL))
-
-    def _release_held(self) -> None:
-        held, self.held = self.held, []
-        for request in held:
-            self._serve(request, None)
 
     def _serve(self, request: Request, record: Record | None) -> None:
         if record is not None:
@@ -371,6 +376,8 @@ class Journal:
                 self._pass_on(request, event, at, raw)
                 return
             request.received = (event, at, raw)
+        if not (request.is_here and isinstance(event, e.SectionReceived)):
+            self.untaken.pop(request.key, None)
         if request.started is None:
             self.lane_now[request.lane] = at
         request.ended_at = at
@@ -384,6 +391,7 @@ class Journal:
 
     def _pass_on(self, request: Request, event: e.Keyed, at: int, raw: bytes | None) -> None:
         """Whoever was to have this message has given up meanwhile: the next one who waits for such a message has it."""
+        self.untaken[request.key] = request.name.partition(":")[2]
         waiting = [other for other in self.requests.values() if other.name == request.name and not other.is_reported]
         if waiting:
             del self.requests[waiting[0].key]
@@ -409,11 +417,25 @@ class Journal:
         if not self.held or self.is_closed:
             return
         if all(map(self._has_halted, self.participants)) and all(map(self._is_silent, list(self.started))):
+            if self._serve_of_other_lanes():
+                return
             self.live.execution.diverge(*self._parted(self.held[0]))
             self.close()
             self.turns.advance(self.live)
         else:
             self.loop.call_later(HELD_LOOK_SECONDS, self._look_at_held)
+
+    def _serve_of_other_lanes(self) -> bool:
+        """Answer the first request for which another lane has a record that it does not ask for itself."""
+        for request in self.held:
+            record = self.unused.claim_of_any(request.name, *request.digests)
+            if record is not None:
+                self.held.remove(request)
+                self._serve(request, record)
+                self._look_at_unused()
+                self.loop.call_later(HELD_LOOK_SECONDS, self._look_at_held)
+                return True
+        return False
 
     def _parted(self, wanted: Request) -> tuple[str, str]:
         """What the history has in the place of a call, and what the code asks for: the nearest that is unused."""
@@ -502,10 +524,18 @@ class Journal:
             if message is not None:
                 self.answer(request, event, at, message)
             else:  # another one took the message
+                self.untaken.pop(event.key, None)
                 request.is_reported = False
                 self.perform(request)
         elif isinstance(event, e.SectionWait):
             request.perform(request)
+
+    def give_back(self) -> None:
+        """The code is over: what it never got of the messages that were taken for it is in the mailbox again."""
+        taken, self.untaken = self.untaken, {}
+        for (task, n), message in taken.items():
+            gave_back = e.SectionGaveBack(task, n, f"receive:{message}", n + 1, message)
+            self.turns.report(self.live, gave_back, delivers=True)
 
     def close(self) -> None:
         """The section is over, or lost: whoever still asks is unwound."""
@@ -553,11 +583,16 @@ class Journal:
         """Submit from a coroutine, and wait there. Who cancels a wait takes no message with it."""
         self.submit(request)
         try:
-            return await asyncio.wrap_future(request.future)
+            value = await asyncio.wrap_future(request.future)
         except asyncio.CancelledError:
             if (request.is_receive or request.name == "sleep") and not self.is_over:
                 self.at_once(lambda: self._withdraw(request))
             raise
+        if request.is_here and request.received is not None:
+            if self.is_over:  # it was given back, or is told again when the code runs again
+                raise Unwound(NO_CALL)
+            self.untaken.pop(request.key, None)
+        return value
 
     def _withdraw(self, request: Request) -> None:
         """Nobody waits for this any more. A message that is on its way to it is the next receive's."""
@@ -571,7 +606,8 @@ class Journal:
 
     def submit(self, request: Request) -> None:
         request.waiting = [who_waits()]
-        if running_loop() is self.loop:
+        request.is_here = running_loop() is self.loop
+        if request.is_here:
             self.loop.call_soon(self.arrive, request, context=self._sections.context)
         else:
             self.loop.call_soon_threadsafe(self.arrive, request, context=self._sections.context)

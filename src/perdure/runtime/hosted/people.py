@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from perdure import decisions
@@ -77,6 +78,9 @@ class HostedPeople:
             self._journal.wake_at(request, request.deadline, lambda: self._is_due(request))
 
     def _is_due(self, request: Request) -> None:
+        if self._live.is_in_turn:  # it may be that it is not even put to anybody yet
+            self._live.deferred += (partial(self._is_due, request),)
+            return
         asked = self._live.execution.known.requests.get(request.key)
         is_waiting = self._journal.requests.get(request.key) is request and not request.future.done()
         if asked is not None and is_waiting and not self._live.is_parked:

@@ -52,8 +52,23 @@ def records_of(history: Iterable[Happened]) -> list[Record]:
             record = record._replace(deadline=event.expires_at)
         elif isinstance(event, e.SectionReceived) and raw is not None:
             record = record._replace(outcome=event, at=at, raw=raw, place=place)
+        elif isinstance(event, e.SectionGaveBack):
+            records.pop(event.key, None)
+            continue
         records[event.key] = record._replace(digest=digest)
     return list(records.values())
+
+
+def untaken(history: Iterable[Happened]) -> dict[Key, str]:
+    """Messages that were taken for the code, by the call, of which no trace shows that the code has them: nothing of
+    their lane is recorded after them."""
+    last: dict[str, e.Keyed] = {event.task: event for event, _, raw in history if raw is not None or _is_trace(event)}
+    return {event.key: event.message for event in last.values() if isinstance(event, e.SectionReceived)}
+
+
+def _is_trace(event: e.Keyed) -> bool:
+    """Whether it shows that the code has gone on. A message that was asked for in vain does not."""
+    return not isinstance(event, e.SectionReceived)
 
 
 class Unclaimed:
@@ -80,12 +95,13 @@ class Unclaimed:
         return list(self._left.values())
 
     def claim(self, lane: str, name: str, *digests: bytes | None) -> Record | None:
-        """Take the oldest record of this call, by the first of the digests that finds one: of its own lane, else of
-        any."""
-        found = (
-            self._first(self._of_lane.get((lane, name, digest))) or self._first(self._of_any.get((name, digest)))
-            for digest in digests
-        )
+        """Take the oldest record of this call in its own lane, by the first of the digests that finds one."""
+        found = (self._first(self._of_lane.get((lane, name, digest))) for digest in digests)
+        return next(filter(None, found), None)
+
+    def claim_of_any(self, name: str, *digests: bytes | None) -> Record | None:
+        """Take the oldest record of this call, whichever lane it was in."""
+        found = (self._first(self._of_any.get((name, digest))) for digest in digests)
         return next(filter(None, found), None)
 
     def _first(self, keys: deque[Key] | None) -> Record | None:

@@ -41,7 +41,8 @@ class Request:
     or blocked; it is performed when that is over. Of effects: `as_ask` makes what is sent, `hears` is told what came of
     it. `is_undoing`: a saga asks for it, which goes on when the section is cancelled. `rests`: the step, if its result
     rests on something, with its arguments. `view`: the digest of what of the arguments counts, if not all of it does.
-    `kind`: of what people are asked, approval or question. `alarm`: when its time is up, if it has a time."""
+    `kind`: of what people are asked, approval or question. `is_here`: who waits is a coroutine of the host loop.
+    `alarm`: when its time is up, if it has a time."""
 
     def __init__(self, lane: str, name: str, arguments: bytes | None, perform: Callable[[Request], None]) -> None:
         self.lane, self.name, self.arguments, self.perform = lane, name, arguments, perform
@@ -69,6 +70,7 @@ class Request:
         self.rests: tuple[StepSpec, bytes] | None = None
         self.kind = ""
         self.received: Happened | None = None
+        self.is_here = False
         self.alarm: Alarm | None = None
 
     def silence(self) -> None:
@@ -76,6 +78,11 @@ class Request:
         if self.alarm is not None:
             self.alarm.cancel()
             self.alarm = None
+
+    @property
+    def digests(self) -> tuple[bytes | None, ...]:
+        """By which of its arguments a record may be known: only what of them counts, or all."""
+        return (self.digest,) if self.view is None else (self.view, self.digest)
 
     @property
     def is_receive(self) -> bool:

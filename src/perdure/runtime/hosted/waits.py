@@ -46,6 +46,7 @@ class HostedWaits:
                 return
             if self._live.execution.mailbox.queues.get(name):
                 request.is_reported = True
+                self._journal.untaken[request.key] = name
                 event = e.SectionReceived(*request.key, request.name, request.key[1] + 1, name)
                 self._turns.report(self._live, event, delivers=True)
             elif request.deadline is not None:
