@@ -202,7 +202,7 @@ def test_a_decision_that_nobody_has_read_can_be_seen() -> None:
         async with Client(store, clock=clock) as client:
             await (await client.get("stuck")).unblock("fail", by="ann")
             entry = next(each for each in await client.inbox() if each.run_id == "stuck")
-            assert entry.pending == ("unblock --fail by ann",)
+            assert entry.pending == ("unblock --fail of 0/ask#1 by ann",)
             await (await client.get("waits")).cancel("enough")
             clock.advance(100)
             late = next(each for each in await client.inbox() if each.run_id == "waits")
