@@ -4,6 +4,9 @@ import asyncio
 import random
 from pathlib import Path
 
+import pytest
+from tests.runtime.hosting import eventually
+
 import perdure
 from perdure.engine.chapters import Completed
 from perdure.engine.execution import Execution
@@ -80,3 +83,67 @@ def test_branches_that_finish_in_random_order_replay_the_same_200_times(tmp_path
         different += not (isinstance(ending, Completed) and racing.spec.result.loads(ending.output) == result)
         execution.close()
     assert different == 0
+
+
+# ── hosted coroutines that race ─────────────────────────────────────────────────────────────
+
+
+@perdure.step
+async def takes(name: str, seconds: float) -> str:
+    await asyncio.sleep(seconds)
+    return name
+
+
+async def race() -> list[str]:
+    """The one that is asked for first comes last; what it goes on with rests on who was first."""
+    racers = {asyncio.ensure_future(takes(name, seconds)): name for name, seconds in (("slow", 0.2), ("fast", 0.01))}
+    done, _ = await asyncio.wait(racers, return_when=asyncio.FIRST_COMPLETED)
+    firsts = sorted(racers[racer] for racer in done)
+    told = await model(len(firsts), 1), await takes(f"after {firsts}", 0)
+    await asyncio.gather(*racers)
+    return [told[1], await perdure.receive("word", str)]
+
+
+async def race_with_time() -> list[str]:
+    """A wait of its own races with a step and a message; who is given up takes nothing along."""
+    racers = [
+        asyncio.ensure_future(takes("step", 0.15)), asyncio.ensure_future(perdure.receive("word", str)),
+        asyncio.ensure_future(perdure.sleep(0.02)),
+    ]  # fmt: skip
+    done, _ = await asyncio.wait(racers, return_when=asyncio.FIRST_COMPLETED)
+    firsts = [place for place, racer in enumerate(racers) if racer in done]
+    for racer in racers:
+        racer.cancel()
+    said = await takes(f"after {firsts}", 0)
+    return [said, await perdure.receive("word", str)]
+
+
+@perdure.workflow
+async def races(is_with_time: bool) -> list[str]:
+    return list(await perdure.section("race").run(race_with_time if is_with_time else race))
+
+
+async def are_recorded(run: perdure.Run[list[str]], results: set[str]) -> bool:
+    return results <= {str(event.output) for event in await run.history() if event.kind == "step.completed"}
+
+
+@pytest.mark.parametrize(("is_with_time", "first"), [(False, "['fast']"), (True, "[2]")])
+def test_who_was_first_is_first_whenever_hosted_coroutines_run_again(
+    is_with_time: bool, first: str, tmp_path: Path
+) -> None:
+    """They wait for a message, and so run again from their start in each life of the worker. What the slowest gave is
+    recorded by then, too."""
+    loser = "step" if is_with_time else "slow"
+
+    async def life(word: str | None) -> list[str]:
+        async with perdure.Runtime(str(tmp_path / "runs.db"), workflows=[races]) as runtime:
+            run = await runtime.start(races.call(is_with_time), id="r")
+            await eventually(lambda: are_recorded(run, {f"after {first}", loser}))
+            if word is None:
+                return []
+            await run.send("word", word)
+            return await run.result(timeout=20)
+
+    for _ in range(3):
+        assert asyncio.run(life(None)) == []
+    assert asyncio.run(life("go")) == [f"after {first}", "go"]

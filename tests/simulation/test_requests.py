@@ -153,9 +153,9 @@ def test_it_finds_early_decisions_that_are_lost_between_chapters(broken: Broken)
 
 
 def test_it_finds_early_decisions_that_are_lost_when_a_run_is_loaded(broken: Broken) -> None:
-    def note(right: Any, known: Known, event: e.Event, output: bytes | None = None) -> None:
+    def note(right: Any, known: Known, event: e.Event, output: bytes | None = None, at: int = 0) -> None:
         if not (isinstance(event, e.PersonDecided) and event.is_early):
-            right(known, event, output)
+            right(known, event, output, at)
 
     broken(Known, "note_request", note)
     assert "and the store said" in found(p.Sequence(0, (step(150), approve(pays()))), Plan(workers=1))

@@ -585,7 +585,7 @@ class Execution:
         """What was approved, `call`, is not done: it is too late, or what it rests on is something else by now. The
         approval is good for nothing else."""
         if approval not in self.known.spent:
-            self.known.spent.add(approval)
+            self.known.spent[approval] = 0
             self.notes += (e.ApprovalSpent(approval, call, lapsed=True),)
 
     def ask_child(

@@ -95,8 +95,8 @@ class Known(msgspec.Struct, gc=False):
     """Decisions about what nobody has asked yet, by the id of the request."""
     reminded: set[tuple[str, str]] = set()
     """Requests of which people were told once more, and why."""
-    spent: set[str] = set()
-    """Approvals that a step or child has used up, or that have lapsed."""
+    spent: dict[str, int] = {}
+    """Approvals that a step or child has used up, or that have lapsed, and when that was recorded; 0 if just now."""
 
     decided: dict[Key, str] = {}
     """Effects that the original of this fork has done as well, and what a person decided about them; "" so far."""
@@ -137,7 +137,7 @@ class Known(msgspec.Struct, gc=False):
         if type(event) in _ABOUT_EFFECTS:
             self.note_effect(event, at)
         elif type(event) in _ABOUT_REQUESTS:
-            self.note_request(event, output)
+            self.note_request(event, output, at)
         if isinstance(event, e.Keyed) and ":" in event.task:
             self.journals.setdefault(event.section, []).append((event, at, output))
             if not isinstance(event, e.AttemptFailed | e.Heartbeat | e.ChildStarted):
@@ -228,7 +228,7 @@ class Known(msgspec.Struct, gc=False):
                     event.name, "step", event.view or given, given if event.kept else None, None, stored.input
                 )
 
-    def note_request(self, event: e.Event, output: bytes | None = None) -> None:
+    def note_request(self, event: e.Event, output: bytes | None = None, at: int = 0) -> None:
         """Take in what an event says about what people are asked: of a history that is read, and of what is recorded
         now."""
         match event:
@@ -244,7 +244,7 @@ class Known(msgspec.Struct, gc=False):
             case e.PersonReminded():
                 self.reminded.add((event.id, event.what))
             case e.ApprovalSpent():
-                self.spent.add(event.id)
+                self.spent[event.id] = at
             case e.RunForked():
                 self._note_forked(event.of)
             case _:

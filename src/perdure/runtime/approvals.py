@@ -354,7 +354,15 @@ class Approvals:
         row, refused = self._judged(live, ask, grant, ask.label)
         if row is not None:
             self._record(live, e.ApprovalSpent(grant.id, ask.label, refused is not None), row)
+        elif refused is None and self._began_late(live, ask, grant):  # whoever recorded it did not let it begin
+            told = f"{ask.label}: its start took too long to be recorded, and it had to begin before: ask again"
+            return ApprovalExpired(told, grant.id)
         return refused
+
+    def _began_late(self, live: LiveRun, ask: StepAsk | ChildAsk, grant: Grant) -> bool:
+        """Whether a start that is in the history stands there with a time at which it was too late already."""
+        recorded_at = live.execution.known.spent.get(grant.id, 0)
+        return grant.is_late(recorded_at) and not live.execution.attempts_at(ask.key).failed
 
     def _judged(
         self, live: LiveRun, ask: StepAsk | ChildAsk, grant: Grant, by: str

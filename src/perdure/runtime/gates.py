@@ -234,7 +234,8 @@ class Gates:
         keys = {flight.ask.key for flight in mine}
         grants = {flight.ask.grant.id for flight in mine if flight.ask.grant is not None}
         live.go_again_without(mine, use_id, lambda event: _is_start_of(event, keys, grants))
-        live.execution.known.spent -= grants
+        for grant in grants:
+            live.execution.known.spent.pop(grant, None)
         for flight in mine:
             self._deny_over_rate(flight, outcome)
         self._turns.mark(live)

@@ -60,12 +60,12 @@ Delivery = tuple[e.Event, int, "bytes | None"]
 
 class Written(msgspec.Struct, frozen=True):
     """An append under way, the entries that its rows were made of, and what follows once it is durable. `outcomes`:
-    what of it the code is to get."""
+    what of it the code is to get. `lazy`: how many it knows already."""
 
     append: Append
     entries: Sequence[Entry]
     then: tuple[Callable[[], None], ...]
-    has_lazy: bool = False
+    lazy: int = 0
     outcomes: Sequence[Delivery] = ()
 
 
@@ -191,7 +191,7 @@ class LiveRun:
 
     def has_lazy(self) -> bool:
         """Whether the code knows a lazy result that is not durable yet."""
-        return self.lazy > 0 or (self.under_way is not None and self.under_way.has_lazy)
+        return self.lazy > 0 or (self.under_way is not None and self.under_way.lazy > 0)
 
     def waits_for_person(self, key: Key) -> bool:
         """Whether a call is stuck until somebody decides, or was decided with an outcome that is still to come."""
@@ -259,7 +259,7 @@ class LiveRun:
             approvals=_rows_of_approvals(entries) if self.has_approvals else (), uses=self.uses, notes=self.notices,
             spending=() if self.account is None else tuple(chain.from_iterable(entry.spending for entry in entries)),
         )  # fmt: skip
-        self.under_way = Written(append, entries, self.then, self.lazy > 0, outcomes)
+        self.under_way = Written(append, entries, self.then, self.lazy, outcomes)
         self.entries, self.change, self.lazy = [], None, 0
         self.then = self.taken = self.new_runs = self.watches = self.letters = self.uses = self.notices = ()
         return append
@@ -355,6 +355,7 @@ class LiveRun:
         """The append was refused for what of it is left out here; all else goes again, before what came meanwhile."""
         append = written.append
         self.entries = [*written.entries, *self.entries]
+        self.lazy += written.lazy
         self.then = written.then + self.then
         self.change = self.change or append.change
         self.taken = append.taken + self.taken

@@ -159,7 +159,7 @@ class Sections:
         answer is on its way: code that were hosted again before it is there would be given another one."""
         waits = [request for request in journal.requests.values() if request.waiting]
         now = self._loop.time()
-        if journal.held or len(journal.participants) != 1 or not waits:
+        if journal.held or journal.order or len(journal.participants) != 1 or not waits:
             return False
         if not all(r.is_wait and not r.is_reported and now - r.asked_at >= after_seconds for r in waits):
             return False
@@ -194,7 +194,7 @@ class Sections:
         """Kinds of what suspended sections wait for: `sleep`, `receive`, `child`."""
         journals = self._of(live)
         requests = [r for j in journals if j.is_suspended for r in j.requests.values() if r.waiting]
-        kinds = {r.kind or (r.name.partition(":")[0] if r.digest is None else "child") for r in requests}
+        kinds = {r.kind or (r.name.partition(":")[0] if r.arguments is None else "child") for r in requests}
         return kinds | {"child" for journal in journals if journal.outcome is not None}
 
     # ── what the turn tells ──────────────────────────────────────────────────────────────────
@@ -217,6 +217,11 @@ class Sections:
         elif isinstance(event, e.MessageArrived):
             for journal in self._of(live):
                 self._message_came(journal, event.name)
+
+    def go_on_in_order(self, live: LiveRun) -> None:
+        """What was under way is durable: what hosted code is to hear of after that it hears now."""
+        for journal in self._of(live):
+            journal.order.go_on()
 
     def _message_came(self, journal: Journal, name: str) -> None:
         if journal.is_suspended:

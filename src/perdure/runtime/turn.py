@@ -472,6 +472,7 @@ class Turns:
             for entry, row in zip(written.entries, written.append.rows, strict=True):
                 if not live.is_gone:
                     self.sections.deliver(live, entry.event, row.at, entry.raw)
+            self.sections.go_on_in_order(live)
         for follow_up in written.then:
             follow_up()
         if not live.is_gone and not live.is_in_turn:
@@ -628,7 +629,7 @@ class Turns:
         if live.has_something_to_write:
             live.then += (perform,)
             self.mark(live)
-        elif live.under_way is not None and live.under_way.has_lazy:
+        elif live.under_way is not None and live.under_way.lazy:
             live.under_way = msgspec.structs.replace(live.under_way, then=(*live.under_way.then, perform))
         else:
             perform()

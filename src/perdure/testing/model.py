@@ -161,6 +161,7 @@ class Model:
         self._in_flight: list[asyncio.Future[Any]] = []
         self.handed: list[int] = []
         self._handed: dict[str, dict[tuple[str, int], int]] = {}
+        self._gone_on: set[str] = set()
         beginning = past.beginning()
         self._begin_at(beginning.at)
         self.trace = Trace(program, self, run_id, beginning.chapter)
@@ -230,7 +231,10 @@ class Model:
         """The first event about a call says what it was asked with. What hosted code has taken when it is over it
         keeps."""
         if isinstance(event, e.SectionEnded | e.CallCancelled):
-            self.handed += self._handed.pop(section_of(event.key), {}).values()
+            taken = self._handed.pop(section_of(event.key), {})
+            self.handed += [message for (lane, _), message in taken.items() if lane not in self._gone_on]
+        elif isinstance(event, e.Keyed) and event.is_in_section:  # whoever is in this lane has what was told before
+            (self._gone_on.discard if isinstance(event, e.SectionReceived) else self._gone_on.add)(event.task)
         if isinstance(event, e.SectionStarted | e.SectionEnded):
             node, digest = event.name.split()
             self._asked[event.key] = Asked(int(node), int(digest))

@@ -221,7 +221,7 @@ class Queue(Several):
 class Foreign(Several):
     """A hosted section, outside the workflow's loop: the first kid by itself, then the others at once. They are steps,
     effects, calls of these under an approval, children that are awaited, durable waits, messages; and sequences of all
-    that, each in a lane of its own."""
+    that, or races for the first of them, each in a lane of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,6 +492,9 @@ class Author:
         if rng.random() < 0.5:
             return self._call(self._number())
         number = self._number()
+        if rng.random() < 0.3:
+            kids = tuple(self._call(self._number()) for _ in range(rng.randint(2, 3)))
+            return self._keep(Wait(number, kids, "FIRST_COMPLETED", None, rng.choice(("cancel", "await"))))
         return self._keep(Sequence(number, tuple(self._call(self._number()) for _ in range(rng.randint(2, 4)))))
 
     def _call(self, number: int) -> Node:

@@ -37,7 +37,7 @@ from perdure.testing.process import Process, SimulatedLease
 from perdure.testing.witness import Witness
 
 LEASE_SECONDS = 1.0
-SETTLE_MS = 30_000
+SETTLE_MS = 60_000
 SETTLE_SLOWLY_MS = 180_000
 """For hosted code that waits for children for which there is no room: it makes room when it was quiet for some seconds,
 each time. And for clocks that are seconds apart: who goes on with a run waits until its own has caught up."""

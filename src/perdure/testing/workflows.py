@@ -293,6 +293,8 @@ async def foreign_code(node: int, chapter: int) -> int:
 
 async def _branch(node: p.Node, chapter: int) -> int:
     """What is asked for in a lane of its own is asked for on the grounds of what this lane has seen."""
+    if isinstance(node, p.Wait):
+        return await _race(node, chapter)
     if not isinstance(node, p.Sequence):
         return await _call_of(node, 0, chapter)
     with perdure.lane(f"branch {node.number}"):
@@ -301,6 +303,26 @@ async def _branch(node: p.Node, chapter: int) -> int:
             values.append(await _call_of(kid, fold(values), chapter))
             on_stage().seen(Sight(node.number, chapter, len(values)), values[-1])
         return fold(values)
+
+
+async def _race(node: p.Wait, chapter: int) -> int:
+    """Who is first is first whenever the code runs again. The others are awaited, or given up."""
+    with perdure.lane(f"branch {node.number}"):
+        racers = [asyncio.ensure_future(_call_of(kid, 0, chapter)) for kid in node.kids]
+        for racer in racers:
+            racer.add_done_callback(_is_heard)
+        done, _ = await asyncio.wait(racers, return_when=asyncio.FIRST_COMPLETED)
+        places = [place for place, racer in enumerate(racers) if racer in done]
+        on_stage().seen(Sight(node.number, chapter, 0), fold(places))
+        for racer in racers if node.losers == "cancel" else ():
+            racer.cancel()
+        return fold([places, *(await asyncio.gather(*racers, return_exceptions=True))]) % 1000
+
+
+def _is_heard(racer: asyncio.Task[int]) -> None:
+    """That it was unwound with its section is nothing to be told about."""
+    if not racer.cancelled():
+        racer.exception()
 
 
 async def _call_of(kid: p.Node, digest: int, chapter: int) -> int:

@@ -34,6 +34,7 @@ from perdure.history import events as e
 from perdure.runtime.attempt import LANE
 from perdure.runtime.hosted.children import HostedChildren
 from perdure.runtime.hosted.here import PerformedHere
+from perdure.runtime.hosted.order import Order
 from perdure.runtime.hosted.people import HostedPeople
 from perdure.runtime.hosted.records import OUTCOMES, Happened, Record, Unclaimed, records_of, untaken
 from perdure.runtime.hosted.request import Outcome, Request, running_loop, who_waits
@@ -109,7 +110,10 @@ class Journal:
     # ── the record ───────────────────────────────────────────────────────────────────────────
     def _begin(self) -> None:
         """Nothing is asked for yet, everything recorded is unused."""
-        self.unused = Unclaimed(records_of(self.history))
+        records = records_of(self.history)
+        self.unused = Unclaimed(records)
+        self.order = Order(self, records)
+        self._is_looking = False
         self.counters: dict[str, int] = {}
         for event, _, _ in self.history:
             self.counters[event.task] = max(self.counters.get(event.task, 0), event.n + 1)
@@ -198,8 +202,9 @@ class Journal:
         if record is not None:
             self._rely(request)
             if record.outcome is not None and record.key not in self.children.told:
-                self.answer(request, record.outcome, record.at, record.raw)
+                self.order.tell(request, record.outcome, record.at, record.raw)
                 return
+            self.order.leave_out(record.key)
         else:
             task = f"{self.section}/{request.lane}"
             n = self.counters.get(task, 0)
@@ -227,6 +232,8 @@ class Journal:
 
     def cancel(self) -> None:
         """That the section is cancelled is durable: unwind its code. What its sagas ask for goes on."""
+        for waiting in self.order.let_go():  # what was known before
+            self.answer(*waiting)
         asked, self.held = [*self.requests.values(), *self.held], []
         _, at = self.cancelled or (0, 0)
         for request in asked:
@@ -392,9 +399,13 @@ class Journal:
     def _pass_on(self, request: Request, event: e.Keyed, at: int, raw: bytes | None) -> None:
         """Whoever was to have this message has given up meanwhile: the next one who waits for such a message has it."""
         self.untaken[request.key] = request.name.partition(":")[2]
-        waiting = [other for other in self.requests.values() if other.name == request.name and not other.is_reported]
-        if waiting:
+        asked = (*self.requests.values(), *self.held)
+        waiting = [other for other in asked if other.name == request.name and not other.is_reported]
+        if waiting and waiting[0] in self.held:
+            self.held.remove(waiting[0])
+        elif waiting:
             del self.requests[waiting[0].key]
+        if waiting:
             waiting[0].key = request.key
             self.answer(waiting[0], event, at, raw)
         else:
@@ -424,6 +435,21 @@ class Journal:
             self.turns.advance(self.live)
         else:
             self.loop.call_later(HELD_LOOK_SECONDS, self._look_at_held)
+
+    def look_later(self) -> None:
+        """Somebody waits to be told of something, and nobody has asked for what came before it."""
+        if not self._is_looking:
+            self._is_looking = True
+            self.loop.call_later(HELD_LOOK_SECONDS, self._look_at_order)
+
+    def _look_at_order(self) -> None:
+        self._is_looking = False
+        if not self.order or self.is_over:
+            return
+        if self._is_quiet_for(HELD_QUIET_SECONDS) and all(map(self._is_waiting, self.participants)):
+            self.order.skip()
+        if self.order:
+            self.look_later()
 
     def _serve_of_other_lanes(self) -> bool:
         """Answer the first request for which another lane has a record that it does not ask for itself."""
@@ -490,13 +516,13 @@ class Journal:
         """Whether nothing happens in here until time passes or news comes: what it asked for waits, or its next attempt
         does, or a person is to decide."""
         asked = [r for r in self.requests.values() if r.waiting or (self.cancelled is not None and not r.is_undoing)]
-        still = bool(asked) and not self.held and all(r.is_wait or self._waits_for_attempt(r) for r in asked)
-        return still and all(map(self._is_waiting, self.participants))
+        still = bool(asked) and all(r.is_wait or self._waits_for_attempt(r) for r in asked)
+        return still and not (self.held or self.order) and all(map(self._is_waiting, self.participants))
 
     @property
     def is_waiting(self) -> bool:
         """Whether everybody in here waits for an answer, whatever it is about."""
-        return self.is_idle or (not self.held and all(map(self._is_waiting, self.participants)))
+        return self.is_idle or (not (self.held or self.order) and all(map(self._is_waiting, self.participants)))
 
     def _waits_for_attempt(self, request: Request) -> bool:
         flight = self.live.flights.get(request.key)
@@ -507,9 +533,9 @@ class Journal:
         self._remember(event, at, raw)
         self.children.starting.discard(event.key)
         request = self.requests.get(event.key)
-        if request is None and isinstance(event, OUTCOMES):
-            # the code was hosted anew, and has not come as far as this
-            self.unused.settle(event, at, raw, len(self.history) - 1)
+        is_early = request is None and isinstance(event, OUTCOMES)  # code that was hosted anew has not come so far
+        if is_early and self.unused.settle(event, at, raw, len(self.history) - 1):
+            self.order.expect(event.key, at)
         if request is None or self.is_suspended:
             return
         if isinstance(event, e.ChildStarted):
@@ -518,11 +544,11 @@ class Journal:
             pass  # the code, run again, is about to cancel this child, and hears nothing of its end
         elif isinstance(event, OUTCOMES):
             self.is_past_cancellation |= self.cancelled is not None
-            self.answer(request, event, at, raw)
+            self.order.tell(request, event, at, raw)
         elif isinstance(event, e.SectionReceived):
             message = self.live.execution.mailbox.handed.get(event.key)
             if message is not None:
-                self.answer(request, event, at, message)
+                self.order.tell(request, event, at, message)
             else:  # another one took the message
                 self.untaken.pop(event.key, None)
                 request.is_reported = False
@@ -542,7 +568,8 @@ class Journal:
         self.is_closed = True
         if self.next_look is not None:  # it would keep the run in memory until then
             self.next_look.cancel()
-        waiting = [*self.requests.values(), *self.held, *self._put_aside]
+        untold = [request for request, *_ in self.order.let_go()]
+        waiting = [*self.requests.values(), *untold, *self.held, *self._put_aside]
         self.requests, self.held, self._put_aside = {}, [], []
         for expected in list(self.expected):
             if not expected.done():

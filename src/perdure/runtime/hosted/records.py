@@ -21,6 +21,11 @@ OUTCOMES = (e.StepCompleted, e.StepFailed, e.ChildEnded, e.PersonAnswered)
 """What ends a call of foreign code, whatever it is."""
 
 
+RECEIVE = "receive:"
+LIMITED = b"limited"
+"""Stands for the digest of a receive with a time limit: one without takes its message, and never its time."""
+
+
 class Record(NamedTuple):
     """One recorded call of foreign code. `outcome` is None while only its start, or failed attempts, are known; `place`
     is where it stands among the events of the section."""
@@ -48,6 +53,7 @@ def records_of(history: Iterable[Happened]) -> list[Record]:
             record = record._replace(outcome=event, at=at, raw=raw, place=place)
         elif isinstance(event, e.SectionWait):
             record = record._replace(deadline=event.deadline)
+            digest = LIMITED if event.name.startswith(RECEIVE) else digest
         elif isinstance(event, e.PersonAsked):
             record = record._replace(deadline=event.expires_at)
         elif isinstance(event, e.SectionReceived) and raw is not None:
@@ -112,11 +118,12 @@ class Unclaimed:
                 return record
         return None
 
-    def settle(self, outcome: e.Keyed, at: int, raw: bytes | None, place: int) -> None:
-        """A call has ended before the code, run again, has come as far as asking for it."""
+    def settle(self, outcome: e.Keyed, at: int, raw: bytes | None, place: int) -> bool:
+        """A call has ended before the code, run again, has come as far as asking for it. False if it is none."""
         record = self._left.get(outcome.key)
         if record is not None:
             self._left[outcome.key] = record._replace(outcome=outcome, at=at, raw=raw, place=place)
+        return record is not None
 
 
 def running_children(history: Iterable[Happened]) -> dict[Key, e.ChildStarted]:

@@ -12,7 +12,7 @@ from perdure.clock import Alarm
 from perdure.codec import ValueCodec, load_exception
 from perdure.engine.calls import CallFuture, Key, StepAsk
 from perdure.history import events as e
-from perdure.runtime.hosted.records import Happened, Record
+from perdure.runtime.hosted.records import RECEIVE, Happened, Record
 from perdure.runtime.live import LiveRun
 from perdure.specs import StepSpec
 
@@ -86,7 +86,7 @@ class Request:
 
     @property
     def is_receive(self) -> bool:
-        return self.name.startswith("receive:")
+        return self.name.startswith(RECEIVE)
 
 
 def load_with(codec: ValueCodec, raises: tuple[type[BaseException], ...]) -> Load:

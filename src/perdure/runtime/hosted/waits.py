@@ -8,6 +8,7 @@ from perdure.clock import MICROSECONDS
 from perdure.codec import ValueCodec, dump_exception, load_exception, pack
 from perdure.history import events as e
 from perdure.runtime.attempt import LANE
+from perdure.runtime.hosted.records import LIMITED, RECEIVE
 from perdure.runtime.hosted.request import Request
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class HostedWaits:
             if request.deadline is None:
                 self._record_deadline(request, length)
             else:
-                self._journal.wake_at(request, request.deadline, lambda: self.wake(request))
+                self._wake_at(request, request.deadline)
 
         return Request(LANE.get(), "sleep", None, perform)
 
@@ -50,9 +51,10 @@ class HostedWaits:
                 event = e.SectionReceived(*request.key, request.name, request.key[1] + 1, name)
                 self._turns.report(self._live, event, delivers=True)
             elif request.deadline is not None:
-                self._journal.wake_at(request, request.deadline, lambda: self._time_out(request))
+                self._wake_at(request, request.deadline)
 
-        request = Request(LANE.get(), f"receive:{name}", None, perform)
+        request = Request(LANE.get(), RECEIVE + name, None, perform)
+        request.digest = None if within is None else LIMITED
         request.load = lambda event, raw: (
             codec.loads(raw or b"null") if isinstance(event, e.SectionReceived | e.StepCompleted) else _fail(raw)
         )
@@ -60,12 +62,28 @@ class HostedWaits:
 
     def _record_deadline(self, request: Request, length: float) -> None:
         request.deadline = self._turns.clock.now() + round(length * MICROSECONDS)
+        if request.is_here:
+            self._journal.order.sleeps(request)
         event = e.SectionWait(*request.key, request.name, request.key[1] + 1, request.deadline)
         self._turns.report(self._live, event)
 
+    def _wake_at(self, request: Request, deadline: int) -> None:
+        if request.is_here:
+            self._journal.order.sleeps(request)
+        self._journal.wake_at(request, deadline, lambda: self.wake(request))
+
     def wake(self, request: Request) -> None:
         """Its time is up."""
-        if self._journal.requests.get(request.key) is request and not request.future.done():
+        if request.is_here and self._journal.cancelled is None:
+            self._journal.order.wake(request)
+        else:
+            self.has_slept(request)
+
+    def has_slept(self, request: Request) -> None:
+        """It hears of that."""
+        if request.is_receive:
+            self._time_out(request)
+        elif self._journal.requests.get(request.key) is request and not request.future.done():
             self._journal.answer(request, e.SectionWait(*request.key, request.name), request.deadline or 0, None)
 
     def _time_out(self, request: Request) -> None:
