@@ -229,6 +229,29 @@ def test_a_record_of_another_lane_serves_once_nobody_else_asks_for_it() -> None:
     assert sorted(DONE) == [f"what {n} asks" for n in range(3)]
 
 
+# ── order ───────────────────────────────────────────────────────────────────────────────────
+
+
+async def leaves_the_first_out() -> list[str]:
+    """A coroutine that makes only the second of its calls when it is run again."""
+    told = [] if is_again() else [await asyncio.to_thread(ask, "first")]
+    told += await asyncio.gather(ask_now("second"), asyncio.sleep(0, "a task that only waits"))
+    while not (is_again() or GATE.is_set()):
+        await asyncio.sleep(0.001)
+    return told
+
+
+@step
+async def ask_now(what: str) -> str:
+    DONE.append(what)
+    return what.upper()
+
+
+def test_what_came_first_and_is_not_asked_for_again_is_not_waited_for_for_ever() -> None:
+    assert twice(leaves_the_first_out, nothing, recorded=2) == ["SECOND", "a task that only waits"]
+    assert DONE == ["first", "second"]
+
+
 # ── parted ──────────────────────────────────────────────────────────────────────────────────
 
 
