@@ -19,6 +19,10 @@ from perdure.history import events as e
 from perdure.store.protocol import Done, Ended, Missing, Outcome, Row, Store
 from perdure.testing import programs as p
 
+COMMIT_TAKES_MAX = 100_000
+"""Microseconds between the moment at which an effect's approval is looked at and the commit that records its start. A
+worker that lives on sends nothing if its time was over by then; if it dies in that commit, the start counts."""
+
 APPROVERS = ("ann", "bo")
 STANDINGS: Mapping[str, tuple[str, ...]] = {
     "": ("pending",),
@@ -140,7 +144,7 @@ class Consents:
                 if call[0] in self._children:
                     self._made(run_id, call)
             case e.EffectStarted() | e.EffectSucceeded() if event.approval:
-                self._used(event.approval, event.operation, row.at)
+                self._used(event.approval, event.operation, row.at - COMMIT_TAKES_MAX)
             case _:
                 pass
 
