@@ -125,7 +125,7 @@ class Forks:
             hint = blocked.hint.partition(mail.REFUSED)[0] + mail.REFUSED + problem
             self._turns.parking.block(live, msgspec.structs.replace(blocked, hint=hint))
             return
-        self._unblock(live, key, letter.choice, letter.by, letter.reason)
+        self._turns.parking.unblock(live, key, letter.choice, letter.by, letter.reason)
         live.execution.known.decided[key] = letter.choice
         ask = live.execution.open.get(key)
         has_come = self._turns.sections.has_asked(live, key) if ask is None else not live.is_to_perform(ask)
@@ -136,14 +136,7 @@ class Forks:
         """The code does not want this call any more: nobody has to decide about it."""
         blocked = live.blocked_calls.get(key)
         if blocked is not None and blocked.reason == DONE_BY_ORIGINAL:
-            self._unblock(live, key, "cancelled")
-
-    def _unblock(self, live: LiveRun, key: Key, choice: str, by: str = "", why: str = "") -> None:
-        blocked = live.blocked_calls[key]
-        unblocked = e.RunUnblocked(choice, by, *key, why, blocked.name, blocked.use)
-        live.note_unblocked(unblocked)
-        live.record(unblocked)
-        live.change = self._turns.parking.change(live)
+            self._turns.parking.unblock(live, key, "cancelled")
 
     def _fail(self, flight: EffectFlight) -> None:
         why = f"{flight.ask.label} was not made: the run that this one was forked from has done it"

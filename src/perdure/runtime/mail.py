@@ -289,11 +289,7 @@ def try_again(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key) -> N
 
 
 def _unblocked(turns: Turns, live: LiveRun, letter: ControlLetter, key: Key, choice: str = "") -> None:
-    blocked = live.blocked_calls[key]
-    unblocked = e.RunUnblocked(choice or letter.choice, letter.by, *key, letter.reason, blocked.name, blocked.use)
-    live.note_unblocked(unblocked)
-    live.record(unblocked)
-    live.change = turns.parking.change(live)
+    turns.parking.unblock(live, key, choice or letter.choice, letter.by, letter.reason)
 
 
 def _answer(turns: Turns, live: LiveRun, letter: ControlLetter, blocked: e.RunBlocked) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from perdure.engine.calls import Key
 from perdure.gates.budget import Movement
 from perdure.history import events as e
 from perdure.history.spending import Shortfall
@@ -73,6 +74,14 @@ class Parking:
         log.warning("run %s is blocked (%s): %s", live.run_id, event.reason, event.hint)
         self._tell(live, event)
         self._turns.mark(live)
+
+    def unblock(self, live: LiveRun, key: Key, choice: str, by: str = "", why: str = "") -> None:
+        """Note that a call of the run waits for no person any more."""
+        blocked = live.blocked_calls[key]
+        unblocked = e.RunUnblocked(choice, by, *key, why, blocked.name, blocked.use)
+        live.note_unblocked(unblocked)
+        live.record(unblocked)
+        live.change = self.change(live)
 
     def decided(self, live: LiveRun) -> None:
         """A decision was taken in. If somebody has to decide still, whoever waits for the run is told: the decision may

@@ -23,7 +23,7 @@ from perdure.history import events as e
 from perdure.runtime import inherit
 from perdure.runtime.attempt import JOURNAL
 from perdure.runtime.hosted.journal import Journal
-from perdure.runtime.hosted.records import running_children, told_children
+from perdure.runtime.hosted.records import RECEIVE, running_children, told_children
 from perdure.runtime.hosted.request import Outcome
 from perdure.runtime.hosted.unwound import Unwound
 from perdure.runtime.live import LiveRun
@@ -228,7 +228,7 @@ class Sections:
             self._host_again(journal)
             return
         for request in list(journal.requests.values()):
-            if request.name == f"receive:{name}" and not request.is_reported:
+            if request.name == RECEIVE + name and not request.is_reported:
                 journal.perform(request)
                 return
 

@@ -721,9 +721,7 @@ class Turns:
                 continue
             may_have_happened = key in effects and effects[key].state.is_open
             if (key == ask.key or key[0].startswith(inside)) and not may_have_happened:
-                del live.blocked_calls[key]
-                live.record(e.RunUnblocked("cancelled", "", *key, "", blocked.name, blocked.use))
-                live.change = self.parking.change(live)
+                self.parking.unblock(live, key, "cancelled")
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────
     def deadline(self, live: LiveRun) -> int | None:

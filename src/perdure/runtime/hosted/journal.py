@@ -36,7 +36,7 @@ from perdure.runtime.hosted.children import HostedChildren
 from perdure.runtime.hosted.here import PerformedHere
 from perdure.runtime.hosted.order import Order
 from perdure.runtime.hosted.people import HostedPeople
-from perdure.runtime.hosted.records import OUTCOMES, Happened, Record, Unclaimed, records_of, untaken
+from perdure.runtime.hosted.records import OUTCOMES, RECEIVE, Happened, Record, Unclaimed, records_of, untaken
 from perdure.runtime.hosted.request import Outcome, Request, running_loop, who_waits
 from perdure.runtime.hosted.steps import HostedSteps
 from perdure.runtime.hosted.unwound import Unwound
@@ -560,7 +560,7 @@ class Journal:
         """The code is over: what it never got of the messages that were taken for it is in the mailbox again."""
         taken, self.untaken = self.untaken, {}
         for (task, n), message in taken.items():
-            gave_back = e.SectionGaveBack(task, n, f"receive:{message}", n + 1, message)
+            gave_back = e.SectionGaveBack(task, n, RECEIVE + message, n + 1, message)
             self.turns.report(self.live, gave_back, delivers=True)
 
     def close(self) -> None:

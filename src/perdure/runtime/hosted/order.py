@@ -34,7 +34,7 @@ class Order:
         self._to_come = {record.key: record.at for record in outcomes}
         self._waiting: dict[Key, Telling] = {}
         self._asleep: dict[Key, Request] = {}
-        self._sleeping: list[Request] = []
+        self._woken: list[Request] = []
         self._turns_left = 0
         self._is_counting = False
         if records:
@@ -42,7 +42,7 @@ class Order:
 
     def __bool__(self) -> bool:
         asked = self._journal.requests
-        return bool(self._waiting) or any(asked.get(sleeper.key) is sleeper for sleeper in self._sleeping)
+        return bool(self._waiting) or any(asked.get(sleeper.key) is sleeper for sleeper in self._woken)
 
     def expect(self, key: Key, at: int) -> None:
         """Something has happened that nobody has asked for yet."""
@@ -60,11 +60,12 @@ class Order:
 
     def sleeps(self, request: Request) -> None:
         """It is known until when this one sleeps, or waits for a message at most."""
-        self._asleep[request.key] = request
+        if request.is_here:
+            self._asleep[request.key] = request
 
     def wake(self, request: Request) -> None:
         """Its time is up: not before what happened earlier."""
-        self._sleeping.append(request)
+        self._woken.append(request)
         self.go_on()
 
     def leave_out(self, key: Key) -> None:
@@ -75,7 +76,7 @@ class Order:
     def let_go(self) -> list[Telling]:
         """All who wait to be told what; they wait here no longer."""
         waiting = [*self._waiting.values()]
-        self._waiting, self._sleeping = {}, []
+        self._waiting, self._woken = {}, []
         return waiting
 
     def skip(self) -> None:
@@ -91,7 +92,7 @@ class Order:
             now = self._journal.turns.clock.now()
             sleeper = self._first_sleeper(now if first is None else self._to_come[first])
             if sleeper is not None:
-                is_about_to_wake = sleeper not in self._sleeping and (sleeper.deadline or 0) <= now
+                is_about_to_wake = sleeper not in self._woken and (sleeper.deadline or 0) <= now
                 if is_about_to_wake or self._is_more_coming():
                     return
                 del self._asleep[sleeper.key]
@@ -119,7 +120,7 @@ class Order:
         asked = self._journal.requests
         for key in [key for key, request in self._asleep.items() if asked.get(key) is not request]:
             del self._asleep[key]
-        self._sleeping = [sleeper for sleeper in self._sleeping if sleeper.key in self._asleep]
+        self._woken = [sleeper for sleeper in self._woken if sleeper.key in self._asleep]
         due = (each for each in self._asleep.values() if (each.deadline or 0) <= by and not each.is_reported)
         return min(due, key=lambda request: request.deadline or 0, default=None)
 

@@ -62,14 +62,12 @@ class HostedWaits:
 
     def _record_deadline(self, request: Request, length: float) -> None:
         request.deadline = self._turns.clock.now() + round(length * MICROSECONDS)
-        if request.is_here:
-            self._journal.order.sleeps(request)
+        self._journal.order.sleeps(request)
         event = e.SectionWait(*request.key, request.name, request.key[1] + 1, request.deadline)
         self._turns.report(self._live, event)
 
     def _wake_at(self, request: Request, deadline: int) -> None:
-        if request.is_here:
-            self._journal.order.sleeps(request)
+        self._journal.order.sleeps(request)
         self._journal.wake_at(request, deadline, lambda: self.wake(request))
 
     def wake(self, request: Request) -> None:
